@@ -1,0 +1,180 @@
+"""The gateway for plain Celery callers: ``send_task("sandbox.execute_command", kwargs={"thread_id": …, "command": …})``.
+
+A plain caller knows no node and writes no op record. The gateway acquires the thread's sandbox, records the
+operation under the task's own id and gives back the signature that the task is replaced with, so that id,
+group and chord stay the caller's.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from celery import Task
+from celery.canvas import Signature
+
+from sandfleet.celery_app import queue_of
+from sandfleet.acquiring import acquire_steps
+from sandfleet.client import Client, drive
+from sandfleet.config import Settings
+from sandfleet.errors import InvalidArgument, NotStarted, SandboxNotFound, SandfleetError
+from sandfleet.ids import Identity
+from sandfleet.model import SandboxSpec
+from sandfleet.ops import CONTENT_KINDS, OPS, describe, parse_args, task_name
+from sandfleet.store.base import OpRecord, Route
+from sandfleet.wire import OpMessage, encode_content, node_queue
+from sandfleet_scheduler.service import Scheduler
+
+__all__ = ["Gateway"]
+
+if TYPE_CHECKING:
+    _Task = Task[Any, Any]  # generic in the stubs only
+else:
+    _Task = Task
+
+_TAKES = ("thread_id", "user_id", "sandbox_id", "content", "content_b64", "queue_timeout_s")
+
+
+class Gateway:
+    """Turns plain calls into recorded operations. Thread-safe."""
+
+    def __init__(self, settings: Settings, scheduler: Scheduler) -> None:
+        self._settings = settings
+        self._scheduler = scheduler
+        self._client: Client = scheduler.client
+
+    def forward(self, task: _Task, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
+        """The signature that carries this call to its node.
+
+        Keyword arguments are the operation's own (see `sandfleet.ops`) plus ``thread_id`` (with ``user_id``)
+        or ``sandbox_id``, ``content`` (text) or ``content_b64``, and ``queue_timeout_s``.
+
+        Raises:
+            SandfleetError: The call is wrong, or no sandbox can be had.
+        """
+        if args:
+            raise InvalidArgument(
+                f"{task_name(kind)} takes keyword arguments only: thread_id=…, {', '.join(OPS[kind].args.model_fields)}"
+            )
+        call = {key: value for key, value in kwargs.items() if key not in _TAKES}
+        parsed = parse_args(kind, call).model_dump(exclude_unset=True)
+        identity, route, agent = self._route(str(task.request.id), kwargs)
+        try:
+            record = self._record(task, kind, parsed, kwargs, identity, route)
+        finally:
+            if agent is not None:
+                # The record marks the sandbox busy; the plain caller holds nothing beyond its operation.
+                self._client.store.release(route.sandbox_id, identity.digest, agent)
+        signature: Signature = task.signature(
+            args=(record[1].to_wire(),),
+            kwargs={},
+            queue=queue_of(node_queue(record[0].route.node_id)),
+            argsrepr=record[0].describe,
+            kwargsrepr="{}",
+        )
+        return signature
+
+    def _record(
+        self,
+        task: _Task,
+        kind: str,
+        parsed: dict[str, Any],
+        kwargs: Mapping[str, Any],
+        identity: Identity,
+        route: Route,
+    ) -> tuple[OpRecord, OpMessage]:
+        status = ""
+        for _ in range(3):
+            record, message = self._message(task, kind, parsed, kwargs, identity, route)
+            recorded = self._client.store.record(record, None)
+            status = recorded.status
+            if status == "recorded":
+                return record, message
+            if status != "moved" or recorded.route is None:
+                break
+            route = recorded.route
+        raise NotStarted(
+            f"{kind} on sandbox {route.sandbox_id} was not taken: {recorded.status}",
+            sandbox_id=route.sandbox_id,
+        )
+
+    def _message(
+        self,
+        task: _Task,
+        kind: str,
+        parsed: dict[str, Any],
+        kwargs: Mapping[str, Any],
+        identity: Identity,
+        route: Route,
+    ) -> tuple[OpRecord, OpMessage]:
+        op_id = str(task.request.id)
+        now_ms = self._client.now_ms()
+        queue_s = float(kwargs.get("queue_timeout_s") or self._settings.queue_timeout_s)
+        run_s = float(parsed.get("timeout_s") or self._settings.command_timeout_s)
+        start_by_ms = now_ms + int(queue_s * 1000)
+        deadline_ms = start_by_ms + int(run_s * 1000)
+        shown = describe(kind, parsed, route.sandbox_id)
+        content = _content(kind, kwargs)
+        message = OpMessage(
+            op_id,
+            kind,
+            identity,
+            route,
+            f"celery.{op_id}",
+            parsed,
+            encode_content(content),
+            start_by_ms,
+            deadline_ms,
+            "",
+            now_ms,
+        )
+        effect = OPS[kind].effect
+        return OpRecord(
+            op_id, kind, route, identity.digest, start_by_ms, deadline_ms, "", shown, effect=effect
+        ), message
+
+    def _route(self, op_id: str, kwargs: Mapping[str, Any]) -> tuple[Identity, Route, str | None]:
+        """Whose sandbox, where it lives, and the agent that holds it until the record does (None: nobody needs to)."""
+        store = self._client.store
+        sandbox_id, thread_id, user_id = (
+            kwargs.get("sandbox_id"),
+            kwargs.get("thread_id"),
+            kwargs.get("user_id"),
+        )
+        if sandbox_id is not None:
+            info = store.sandbox(str(sandbox_id))
+            route = store.route(str(sandbox_id)) if info is not None else None
+            owned = thread_id is None or (info is not None and (info.thread_id, info.user_id) == (thread_id, user_id))
+            if info is None or route is None or not owned:
+                raise SandboxNotFound(f"no sandbox {str(sandbox_id)[:64]} of yours; give thread_id to get one")
+            return Identity(info.thread_id, info.user_id), route, None
+        if thread_id is None:
+            raise InvalidArgument("give thread_id (and user_id), or sandbox_id")
+        identity = Identity(thread_id, user_id)
+        agent = f"celery.{op_id}"
+        return identity, self._acquire(identity, agent), agent
+
+    def _acquire(self, identity: Identity, agent: str) -> Route:
+        """Acquire as any client does, but place inline: a queued request could wait for the very threads that wait here."""
+        spec = SandboxSpec(backend=self._settings.backend, labels=dict(self._settings.labels))
+
+        def place() -> None:
+            try:
+                self._scheduler.place(identity, spec)
+            except SandfleetError as exc:
+                self._scheduler.store.answer_waiters(identity, exc.to_wire())
+
+        within_s = self._settings.acquire_timeout_s
+        return drive(acquire_steps(self._client, identity, spec, agent=agent, within_s=within_s, place=place))
+
+
+def _content(kind: str, kwargs: Mapping[str, Any]) -> bytes | None:
+    text, encoded = kwargs.get("content"), kwargs.get("content_b64")
+    if kind not in CONTENT_KINDS or (text is None and encoded is None):
+        return None
+    if isinstance(text, str):
+        return text.encode("utf-8", "surrogatepass")
+    if isinstance(encoded, str):
+        return base64.b64decode(encoded, validate=True)
+    raise InvalidArgument("content must be text, content_b64 base64 text")

@@ -1,0 +1,125 @@
+"""The scheduler as a Celery worker: ``scheduler.acquire``, and the gateway for plain callers on ``sandfleet.ops``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery, Task, bootsteps
+
+from sandfleet.celery_app import celery_app, queue_of
+from sandfleet.client import Client
+from sandfleet.config import Settings
+from sandfleet.errors import OperationFailed, SandfleetError
+from sandfleet.ops import OPS, task_name
+from sandfleet.wire import OPS_QUEUE, SCHEDULER_QUEUE
+from sandfleet_scheduler.gateway import Gateway
+from sandfleet_scheduler.service import Scheduler
+
+__all__ = ["run_scheduler", "scheduler_app"]
+
+if TYPE_CHECKING:
+    _Task = Task[Any, Any]  # generic in the stubs only
+else:
+    _Task = Task
+
+log = logging.getLogger("sandfleet.scheduler")
+
+
+def scheduler_app(settings: Settings) -> Celery:
+    """The Celery app of a scheduler."""
+    app = celery_app(settings, name="sandfleet-scheduler")
+    app.conf.update(
+        task_queues=[queue_of(SCHEDULER_QUEUE), queue_of(OPS_QUEUE)],
+        worker_pool="threads",
+        worker_concurrency=settings.concurrency,
+    )
+    client = Client(settings)
+    scheduler = Scheduler(client)
+    gateway = Gateway(settings, scheduler)
+
+    class Acquire(_Task):
+        name = "scheduler.acquire"
+        ignore_result = True
+        throws = (OperationFailed,)
+
+        def run(self, request: Any) -> str:
+            try:
+                return scheduler.acquire(request if isinstance(request, dict) else {})
+            except SandfleetError as exc:
+                raise OperationFailed(json.dumps(exc.to_wire())) from exc
+
+    app.register_task(Acquire())
+    for kind in OPS:
+        app.register_task(_gateway_task(gateway, kind))
+    app.steps["worker"].add(_reconciler_step(settings, scheduler))
+    return app
+
+
+def _gateway_task(gateway: Gateway, kind: str) -> _Task:
+    def run(self: _Task, *args: Any, **kwargs: Any) -> Any:
+        try:
+            signature = gateway.forward(self, kind, args, kwargs)
+        except SandfleetError as exc:
+            raise OperationFailed(json.dumps(exc.to_wire())) from exc
+        return self.replace(signature)
+
+    attributes = {
+        "name": task_name(kind),
+        "run": run,
+        "throws": (OperationFailed,),
+        "__module__": __name__,
+        "typing": False,
+    }
+    return type(f"gateway_{kind}", (_Task,), attributes)()
+
+
+def _reconciler_step(settings: Settings, scheduler: Scheduler) -> type[bootsteps.StartStopStep]:
+    class Reconciler(bootsteps.StartStopStep):
+        """Looks for dead nodes from a thread of its own, a few times per lease."""
+
+        requires = ("celery.worker.components:Pool",)
+
+        def start(self, worker: Any) -> None:
+            self.stopped = threading.Event()
+            self.thread = threading.Thread(target=self.loop, name="sandfleet-reconciler", daemon=True)
+            self.thread.start()
+
+        def loop(self) -> None:
+            while not self.stopped.wait(min(1.0, settings.lease_s / 4)):
+                try:
+                    scheduler.reconcile()
+                except SandfleetError as exc:
+                    log.warning("reconcile.failed", extra={"error": str(exc)})
+                except Exception:
+                    # Dead nodes must be closed out for as long as this process lives.
+                    log.exception("reconcile.error")
+
+        def stop(self, worker: Any) -> None:
+            self.stopped.set()
+            self.thread.join(timeout=2.0)
+            scheduler.client.close()
+
+        def terminate(self, worker: Any) -> None:
+            self.stop(worker)
+
+    return Reconciler
+
+
+def run_scheduler(settings: Settings, *, loglevel: str = "INFO") -> int:
+    """Run a scheduler in this process until it is told to stop; the exit code."""
+    app = scheduler_app(settings)
+    worker = app.Worker(
+        hostname=f"scheduler-{os.getpid()}@{socket.gethostname()}",
+        loglevel=loglevel,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=not settings.task_events,
+        task_events=settings.task_events,
+    )
+    worker.start()
+    return int(worker.exitcode or 0)

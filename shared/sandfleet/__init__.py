@@ -1,0 +1,52 @@
+"""sandfleet: sandboxes for AI agents on a fleet of ordinary machines.
+
+An agent backend imports this package and nothing else::
+
+    from sandfleet import SandboxProvider
+
+    with SandboxProvider(redis_url="redis://127.0.0.1:6379/0") as provider:
+        sandbox = provider.get(provider.acquire("thread-1"))
+        print(sandbox.execute_command("echo hello"))
+"""
+
+from __future__ import annotations
+
+from sandfleet.aio import AsyncSandbox, AsyncSandboxProvider
+from sandfleet.config import Settings
+from sandfleet.errors import SandfleetError
+from sandfleet.ids import Identity
+from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health, NodeView, SandboxInfo, SandboxSpec, SandboxState
+from sandfleet.provider import (
+    SandboxProvider,
+    get_sandbox_provider,
+    reset_sandbox_provider,
+    set_sandbox_provider,
+    shutdown_sandbox_provider,
+)
+from sandfleet.sandbox import Batch, Sandbox
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncSandbox",
+    "AsyncSandboxProvider",
+    "Batch",
+    "CommandResult",
+    "FileInfo",
+    "GrepMatch",
+    "Health",
+    "Identity",
+    "NodeView",
+    "Sandbox",
+    "SandboxInfo",
+    "SandboxProvider",
+    "SandboxSpec",
+    "SandboxState",
+    "SandfleetError",
+    "Settings",
+    "__version__",
+    "get_sandbox_provider",
+    "reset_sandbox_provider",
+    "set_sandbox_provider",
+    "shutdown_sandbox_provider",
+]

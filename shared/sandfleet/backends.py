@@ -1,0 +1,201 @@
+"""What a sandbox technology must offer a node. Third parties implement these and register the
+entry point ``sandfleet.backends``; ``sandfleet.testing.backend_contract`` judges them.
+
+A *backend* starts, finds, probes and stops sandboxes. A *connection* is how the node reaches one of
+them to carry out operations. Backends whose sandboxes run sandboxd share one connection
+class (`sandfleet_workers.endpoint.EndpointConnection`); driver backends (mock, cloud kinds) write
+their own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar
+
+from sandfleet.errors import SandfleetError
+from sandfleet.ids import Identity
+from sandfleet.model import SandboxSpec
+
+__all__ = [
+    "Capability",
+    "Completion",
+    "Connection",
+    "Done",
+    "Liveness",
+    "Operation",
+    "SandboxBackend",
+    "SandboxPlan",
+]
+
+
+class Capability(StrEnum):
+    """What a backend can do; the contract suite skips nothing else."""
+
+    COMMANDS = "commands"
+    SESSIONS = "sessions"
+    FILES = "files"
+    BINARY = "binary"
+    CANCEL = "cancel"
+    PROCESS_ISOLATION = "process_isolation"
+    SURVIVES_NODE = "survives_node"
+
+
+class Liveness(StrEnum):
+    """The three answers to "is it there": an unknown one is never reaped and never trusted."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxPlan:
+    """Everything a backend needs to start a sandbox.
+
+    Attributes:
+        sandbox_id: Its id, 8–64 hex digits.
+        identity: The thread (and user) it belongs to.
+        epoch: Of this ownership.
+        user_data: The thread's host directory, seen inside as ``/mnt/user-data``; exists with its
+            children workspace, uploads and outputs.
+        run_dir: A short host directory for sockets and the like, made by the backend, removed by `destroy`.
+        spec: What kind.
+        mounts: Further (host path, sandbox path, read_only).
+    """
+
+    sandbox_id: str
+    identity: Identity
+    epoch: int
+    user_data: Path
+    run_dir: Path
+    spec: SandboxSpec = field(default_factory=SandboxSpec)
+    mounts: tuple[tuple[Path, str, bool], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation as a connection gets it: validated, claimed, in its lane.
+
+    ``args`` is the validated argument dict of `sandfleet.ops`; ``content`` the bytes beside it
+    (stdin of a command, data of a write).
+    """
+
+    op_id: str
+    kind: str
+    args: Mapping[str, Any]
+    content: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """How an operation ended: a JSON value with optional bytes, or an error (never both).
+
+    Values by kind: execute_command and sessions ``{stdout, stderr, exit_code, signal, duration_s,
+    timed_out, truncated, cancelled}`` · read_file ``{size, total_lines, truncated}`` + content ·
+    write_file ``{size, digest}`` · str_replace ``{count, digest}`` · list_dir ``{entries: [FileInfo
+    dicts], truncated}`` · glob ``{paths, truncated}`` · grep ``{matches: [[path, line_number,
+    line]], truncated, skipped}`` · stat FileInfo dict · health ``{status, detail}`` · the rest ``{}``.
+    """
+
+    value: Any = None
+    content: bytes | None = None
+    error: SandfleetError | None = None
+
+
+Done = Callable[[Completion], None]
+
+
+class Connection(ABC):
+    """The node's way into one running sandbox. Thread-safe."""
+
+    @abstractmethod
+    def start(self, op: Operation, done: Done) -> None:
+        """Begin the operation and return at once; ``done`` is called exactly once, from any thread.
+
+        Never raises for anything the sandbox or the operation did; such errors go to ``done``.
+        A connection that broke after the request went out completes with `OutcomeUnknown`; one
+        that could not be made completes with `SandboxLost` (definitely dead) or `NotStarted`.
+        """
+
+    @abstractmethod
+    def cancel(self, op_id: str) -> bool:
+        """Ask for the end of a running operation; its ``done`` still comes, with what it was.
+
+        True if the operation was found running. Blocks at most a few seconds.
+        """
+
+    def perform(self, op: Operation, timeout_s: float = 60.0) -> Completion:
+        """`start` and wait; for callers that have a thread to spend.
+
+        Raises:
+            TimeoutError: No completion within ``timeout_s``.
+        """
+        import threading  # noqa: PLC0415  (a convenience for tests and tools; the node never calls it)
+
+        ready, box = threading.Event(), list[Completion]()
+
+        def keep(completion: Completion) -> None:
+            box.append(completion)
+            ready.set()
+
+        self.start(op, keep)
+        if not ready.wait(timeout_s):
+            raise TimeoutError(f"{op.kind} {op.op_id} gave no completion within {timeout_s} s")
+        return box[0]
+
+    @abstractmethod
+    def close(self) -> None:
+        """Drop sockets; the sandbox itself lives on. Running operations complete with `OutcomeUnknown`."""
+
+
+class SandboxBackend(ABC):
+    """A sandbox technology on one node. Methods block and are called from the node's lifecycle threads, never
+    from Celery's main loop. Thread-safe for different sandboxes; the node serialises calls on one sandbox.
+
+    Args:
+        settings: The node's settings for this backend (a `sandfleet.config.NodeSettings`).
+        on_death: Called (from any thread) with (sandbox_id, reason) when a sandbox ends by itself.
+    """
+
+    name: ClassVar[str]
+    capabilities: ClassVar[frozenset[Capability]]
+    #: Shown wherever the backend is shown: container, namespace, none…
+    isolation: ClassVar[str] = "none"
+
+    def __init__(self, settings: Any, on_death: Callable[[str, str], None]) -> None:
+        self.settings = settings
+        self.on_death = on_death
+
+    @classmethod
+    def check(cls) -> list[str]:
+        """Why this backend cannot run here, one line each with what to do; empty when it can."""
+        return []
+
+    @abstractmethod
+    def create(self, plan: SandboxPlan) -> Connection:
+        """Start the sandbox and wait until it answers.
+
+        Idempotent: a sandbox of the same id that this node already runs is stopped first. On failure nothing is left behind.
+
+        Raises:
+            StartFailed: With ``reason`` (a stable word) and what to do.
+        """
+
+    @abstractmethod
+    def destroy(self, sandbox_id: str) -> None:
+        """End the sandbox and everything in it; thread data stays. Unknown ids are fine. Returns when it is gone."""
+
+    @abstractmethod
+    def probe(self, sandbox_id: str) -> Liveness:
+        """Whether the sandbox answers now."""
+
+    @abstractmethod
+    def running(self) -> list[str]:
+        """Ids of the sandboxes this backend instance holds."""
+
+    def close(self) -> None:
+        """Release what the backend itself holds. Sandboxes of a backend without SURVIVES_NODE end."""

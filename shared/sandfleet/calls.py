@@ -1,0 +1,224 @@
+"""What each method of a sandbox sends and how its answer reads: shared by `Sandbox` and `AsyncSandbox`."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sandfleet.client import Answer, Call, Client, Do, Steps, Target
+from sandfleet.errors import InternalError, InvalidArgument, from_wire
+from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health
+from sandfleet.store.base import OpView
+
+
+def execute(
+    command: str | Sequence[str],
+    *,
+    cwd: str | None,
+    env: Mapping[str, str] | None,
+    user: str | None,
+    stdin: str | bytes | None,
+    timeout_s: float | None,
+    session: str | None,
+    max_output_bytes: int | None,
+    queue_timeout_s: float | None,
+    op_id: str | None,
+) -> Call:
+    """The call of `Sandbox.run`."""
+    args: dict[str, Any] = {"command": command} if isinstance(command, str) else {"argv": list(command)}
+    given = {
+        "cwd": cwd,
+        "env": dict(env) if env else None,
+        "user": user,
+        "timeout_s": float(timeout_s) if timeout_s is not None else None,
+        "session": session,
+        "max_output_bytes": max_output_bytes,
+    }
+    args.update({key: value for key, value in given.items() if value is not None})
+    content = stdin.encode() if isinstance(stdin, str) else stdin
+    return Call("execute_command", args, content, timeout_s, queue_timeout_s, op_id)
+
+
+def command_result(answer: Answer) -> CommandResult:
+    """The result of an execute answer."""
+    return _result(answer.value, answer)
+
+
+def _result(value: Mapping[str, Any], answer: Answer) -> CommandResult:
+    return CommandResult(
+        stdout=value["stdout"],
+        stderr=value["stderr"],
+        exit_code=value["exit_code"],
+        duration_s=value["duration_s"],
+        timed_out=bool(value.get("timed_out")),
+        truncated=bool(value.get("truncated")),
+        signal=value.get("signal"),
+        cancelled=bool(value.get("cancelled")),
+        op_id=answer.op_id,
+        timings=answer.timings,
+    )
+
+
+def shown(result: CommandResult) -> str:
+    """The one text shape of ``execute_command``, for every backend (deerflow.md 1.7): stdout, then ``Std Error:``,
+    then ``Exit Code:`` when it is not 0; ``(no output)`` when there is nothing."""
+    text = result.stdout
+    if result.stderr:
+        text += f"\nStd Error:\n{result.stderr}" if text else result.stderr
+    if result.timed_out:
+        note = (
+            f"Command timed out after {result.duration_s:g} seconds and was terminated. To run a long-lived process such "
+            "as a web server, start it in the background and redirect its output, e.g. "
+            "`your-command > /mnt/user-data/workspace/server.log 2>&1 &`."
+        )
+        return f"{text}\n{note}" if text else note
+    if result.exit_code != 0:
+        text += f"\nExit Code: {result.exit_code if result.exit_code is not None else result.signal}"
+    return text or "(no output)"
+
+
+def text_of(answer: Answer) -> str:
+    """The content of a read as text; what is not UTF-8 is replaced."""
+    return (answer.content or b"").decode("utf-8", "replace")
+
+
+def read(path: str, start_line: int | None = None, end_line: int | None = None) -> Call:
+    """The call of `Sandbox.read_file` and `download_file`."""
+    lines = {"start_line": start_line, "end_line": end_line}
+    return Call("read_file", {"path": path, **{key: value for key, value in lines.items() if value is not None}})
+
+
+def write(path: str, content: str | bytes, append: bool = False, if_digest: str | None = None) -> Call:
+    """The call of `Sandbox.write_file` and `update_file`."""
+    data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else bytes(content)
+    args: dict[str, Any] = {"path": path, "append": append}
+    if if_digest is not None:
+        args["if_digest"] = if_digest
+    return Call("write_file", args, data)
+
+
+def replace_text(path: str, old: str, new: str, replace_all: bool) -> Call:
+    """The call of `Sandbox.str_replace`."""
+    return Call("str_replace", {"path": path, "old": old, "new": new, "replace_all": replace_all})
+
+
+def list_call(path: str, max_depth: int) -> Call:
+    """The call of `Sandbox.list_files` and `list_dir`."""
+    return Call("list_dir", {"path": path, "max_depth": max_depth})
+
+
+def glob(path: str, pattern: str, include_dirs: bool, max_results: int) -> Call:
+    """The call of `Sandbox.glob`."""
+    return Call("glob", {"path": path, "pattern": pattern, "include_dirs": include_dirs, "max_results": max_results})
+
+
+def grep(path: str, pattern: str, glob: str | None, literal: bool, case_sensitive: bool, max_results: int) -> Call:
+    """The call of `Sandbox.grep`."""
+    args: dict[str, Any] = {
+        "path": path,
+        "pattern": pattern,
+        "literal": literal,
+        "case_sensitive": case_sensitive,
+        "max_results": max_results,
+    }
+    if glob is not None:
+        args["glob"] = glob
+    return Call("grep", args)
+
+
+def cancel_steps(client: Client, target: Target, op_id: str) -> Steps[bool]:
+    """`Sandbox.cancel`: close it while unclaimed, otherwise tell its node."""
+    view: OpView | None = yield Do(lambda: client.store.cancel(op_id))
+    if view is None or view.sandbox_id != target.sandbox_id:
+        return False
+    if view.state != "claimed":
+        return view.state == "closed" and view.outcome == "cancelled"
+    answer = yield from client.call(target, Call("cancel", {"op_id": op_id}, timeout_s=10.0))
+    return bool(answer.value["found"])
+
+
+def names(listed: Sequence[FileInfo]) -> list[str]:
+    """Paths as `Sandbox.list_dir` gives them: directories end with ``/``."""
+    return [entry.path + ("/" if entry.type == "dir" else "") for entry in listed]
+
+
+def entries(answer: Answer, path: str, max_depth: int) -> list[FileInfo]:
+    """The entries of a listing.
+
+    Raises:
+        InvalidArgument: There are more than one listing may hold; a part must never look like the whole.
+    """
+    found = answer.value["entries"]
+    if answer.value["truncated"]:
+        raise InvalidArgument(
+            f"{path} holds more than {len(found)} entries to depth {max_depth}; list a part of it", path=path
+        )
+    return [info(entry) for entry in found]
+
+
+def health(answer: Answer, target: Target) -> Health:
+    """The answer of `Sandbox.health`."""
+    return Health(
+        status=answer.value["status"],
+        sandbox_id=target.sandbox_id,
+        node_id=target.route.node_id if target.route else None,
+        backend=answer.value.get("backend"),
+        detail=answer.value.get("detail", ""),
+    )
+
+
+def info(value: Mapping[str, Any]) -> FileInfo:
+    """One `FileInfo` from its wire form."""
+    return FileInfo(
+        path=value["path"],
+        name=value["name"],
+        type=value["type"],
+        size=value["size"],
+        mode=value["mode"],
+        modified_at=value["modified_at"],
+        target=value.get("target"),
+    )
+
+
+def glob_answer(answer: Answer) -> tuple[list[str], bool]:
+    """Paths and whether there are more."""
+    return list(answer.value["paths"]), bool(answer.value["truncated"])
+
+
+def grep_answer(answer: Answer) -> tuple[list[GrepMatch], bool]:
+    """Matches and whether there are more."""
+    return [GrepMatch(*match) for match in answer.value["matches"]], bool(answer.value["truncated"])
+
+
+def batch(calls: Sequence[Call], *, stop_on_error: bool, timeout_s: float | None) -> Call:
+    """Several calls as one operation."""
+    items = [{"kind": call.kind, "args": dict(call.args), **_batch_content(call.content)} for call in calls]
+    return Call("batch", {"ops": items, "stop_on_error": stop_on_error}, None, timeout_s)
+
+
+def _batch_content(content: bytes | None) -> dict[str, str]:
+    if content is None:
+        return {}
+    try:
+        return {"content": content.decode()}
+    except UnicodeDecodeError:
+        return {"content_b64": base64.b64encode(content).decode()}
+
+
+def batch_results(answer: Answer) -> list[Any]:
+    """One value per item that ran, in order: `CommandResult` for commands, bytes for reads, an *unraised* error for what failed, plain values otherwise."""
+    return [_batch_item(item, answer) for item in answer.value["results"]]
+
+
+def _batch_item(item: Mapping[str, Any], answer: Answer) -> Any:
+    if "error" in item:
+        return from_wire(item["error"])
+    if "content_b64" in item:
+        return base64.b64decode(item["content_b64"])
+    value = item.get("ok")
+    if isinstance(value, dict) and "exit_code" in value and "stdout" in value:
+        return _result(value, answer)
+    if item.get("ok", answer) is answer:
+        return InternalError(f"batch item without outcome: {str(item)[:200]}")
+    return value

@@ -1,0 +1,94 @@
+"""The Celery application that every process of the fleet shares, and its routes.
+
+Set up for this job (reference: DESIGN, "Celery, set up for this job"): JSON only, one LPUSH per publish,
+no acknowledgement emulation (a killed worker must not leave messages invisible for an hour; op records do
+that job), no gossip, no mingle, no beat.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+from kombu import Exchange, Queue
+
+from sandfleet.config import Settings
+from sandfleet.connection import check_url
+from sandfleet.errors import ConfigError
+from sandfleet.ops import OPS, task_name
+from sandfleet.wire import OPS_QUEUE, SCHEDULER_QUEUE, node_queue
+
+__all__ = ["celery_app", "queue_of"]
+
+_SHARED = {task_name(kind): OPS_QUEUE for kind in OPS}
+_SCHEDULER = {"scheduler.acquire": SCHEDULER_QUEUE}
+
+
+def queue_of(name: str) -> Queue:
+    """A queue as producers pass it: default exchange, nothing declared, so a publish is exactly one LPUSH
+    and writes no ``_kombu.binding.*`` key (and survives FLUSHALL)."""
+    return Queue(name, Exchange(""), routing_key=name, no_declare=True)
+
+
+def celery_app(settings: Settings | None = None, *, name: str = "sandfleet") -> Celery:
+    """An app whose ``send_task("sandbox.execute_command", kwargs={"thread_id": …, "command": …})`` works.
+
+    Routes: a task that names a sandbox goes to the node that holds it; everything else to the shared queue
+    ``sandfleet.ops``, where a scheduler acquires the sandbox and forwards the task.
+
+    Raises:
+        InsecureRedis: The Redis URL is neither loopback nor has a password.
+        ConfigError: The URL is not one Celery can use.
+    """
+    settings = settings or Settings.load()
+    check_url(settings.redis_url, allow_insecure=settings.allow_insecure_redis)
+    url = settings.redis_url
+    if url.startswith("unix://"):
+        url = "redis+socket://" + url.removeprefix("unix://")
+    app = Celery(name, broker=url, backend=url, set_as_current=False)
+    app.conf.update(
+        task_serializer="json",
+        result_serializer="json",
+        accept_content=["json"],
+        result_accept_content=["json"],
+        task_default_queue=OPS_QUEUE,
+        task_create_missing_queues=False,
+        task_queues=[],
+        task_routes=(_route,),
+        task_ignore_result=False,
+        task_store_errors_even_if_ignored=False,
+        task_track_started=False,
+        task_acks_late=False,
+        task_send_sent_event=False,
+        result_expires=3600,
+        worker_prefetch_multiplier=0,
+        worker_send_task_events=settings.task_events,
+        worker_hijack_root_logger=False,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_transport_options={
+            "ack_emulation": False,
+            "priority_steps": [0],
+            "socket_keepalive": True,
+            "socket_connect_timeout": 3,
+            "socket_timeout": 10,
+            "health_check_interval": 10,
+        },
+        result_backend_transport_options={"retry_policy": {"timeout": 5.0}},
+    )
+    if set(app.conf.accept_content) != {"json"}:
+        raise ConfigError(
+            "accept_content must stay ['json']; anything else lets a message run code", key="accept_content"
+        )
+    return app
+
+
+def _route(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **_: Any) -> dict[str, Any] | None:
+    queue = _SHARED.get(name) or _SCHEDULER.get(name)
+    return None if queue is None else {"queue": queue_of(queue)}
+
+
+def node_options(node_id: str) -> dict[str, Any]:
+    """``apply_async`` options that address one node."""
+    return {"queue": queue_of(node_queue(node_id))}

@@ -1,0 +1,497 @@
+"""The caller's side of the path: record, publish, wait, and repeat only what is known not to have begun.
+
+The logic is written once, as generators that yield `Do`, `Wait` and `Sleep`; `drive` runs them on a thread,
+`drive_async` on an event loop. Identity is per process: after a fork reader, connections and pending replies
+are made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from sandfleet import blobs
+from sandfleet.config import Settings
+from sandfleet.errors import (
+    Busy,
+    NotStarted,
+    OpConflict,
+    OutcomeUnknown,
+    QueueTimeout,
+    ReplyTimeout,
+    SandboxLost,
+    SandboxNotFound,
+    SandboxStopping,
+    SandfleetError,
+    StoreUnavailable,
+    from_wire,
+)
+from sandfleet.ids import Identity, check_op_id, new_op_id, new_token
+from sandfleet.model import Timings
+from sandfleet.ops import CONTENT_KINDS, OPS, describe, parse_args, task_name
+from sandfleet.publish import publisher
+from sandfleet.replies import Pending, ReplyReader
+from sandfleet.store import open_store
+from sandfleet.store.base import OpRecord, Recorded, Route, Store
+from sandfleet.wire import OpMessage, node_queue
+
+__all__ = ["Answer", "Call", "Client", "Do", "Sleep", "Steps", "Target", "Wait", "drive", "drive_async"]
+
+log = logging.getLogger("sandfleet.client")
+
+T = TypeVar("T")
+
+#: How often one call is sent again after it is known not to have begun.
+_RESENDS = 4
+#: Beyond start_by and the operation's own deadline, how long the client waits for the answer.
+_REPLY_GRACE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Run a short blocking function; its result is sent back into the generator."""
+
+    run: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait for a reply; its payload is sent back, or TimeoutError is thrown in."""
+
+    pending: Pending
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Do nothing for a while."""
+
+    seconds: float
+
+
+Steps = Generator[Do | Wait | Sleep, Any, T]
+
+
+def drive(steps: Steps[T]) -> T:
+    """Run ``steps`` on this thread."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                value: Any = None
+                if isinstance(step, Do):
+                    value = step.run()
+                elif isinstance(step, Wait):
+                    value = step.pending.wait(step.timeout_s)
+                else:
+                    time.sleep(step.seconds)
+            except Exception as exc:
+                step = steps.throw(exc)
+            else:
+                step = steps.send(value)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+async def drive_async(steps: Steps[T]) -> T:
+    """Run ``steps`` on the running event loop; its thread never blocks on Redis or on a reply."""
+    loop = asyncio.get_running_loop()
+    try:
+        step = next(steps)
+        while True:
+            try:
+                value: Any = None
+                if isinstance(step, Do):
+                    value = await loop.run_in_executor(None, step.run)
+                elif isinstance(step, Wait):
+                    value = await _wait_async(loop, step)
+                else:
+                    await asyncio.sleep(step.seconds)
+            except Exception as exc:
+                step = steps.throw(exc)
+            else:
+                step = steps.send(value)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        # A cancelled asyncio task leaves the generator suspended: its `finally` forgets the pending reply.
+        steps.close()
+
+
+async def _wait_async(loop: asyncio.AbstractEventLoop, step: Wait) -> str | None:
+    future: asyncio.Future[str | None] = loop.create_future()
+
+    def deliver(payload: str | None) -> None:
+        def resolve() -> None:
+            if not future.done():
+                future.set_result(payload)
+
+        try:
+            loop.call_soon_threadsafe(resolve)
+        except RuntimeError:
+            log.info("replies.loop_closed", extra={"op_id": step.pending.op_id})
+
+    step.pending.forward(deliver)
+    return await asyncio.wait_for(future, max(0.0, step.timeout_s))
+
+
+@dataclass(slots=True)
+class Target:
+    """A sandbox as its handles know it.
+
+    The route is a cache that any answer may renew. The identity is what the handle claims to be, and the node
+    checks it; None (a bare id from somewhere else) is looked up on first use.
+    """
+
+    sandbox_id: str
+    identity: Identity | None = None
+    route: Route | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One operation to be made."""
+
+    kind: str
+    args: Mapping[str, Any]
+    content: bytes | None = None
+    timeout_s: float | None = None
+    queue_timeout_s: float | None = None
+    op_id: str | None = None
+    #: Commands of one caller run in order; those of others beside them.
+    caller: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back: the operation's value, the bytes beside it, and where the time went."""
+
+    op_id: str
+    value: Any
+    content: bytes | None
+    timings: Timings = field(default_factory=Timings)
+
+
+class Client:
+    """One process' connection to a fleet: a store, a reply stream and the clock offset.
+
+    Thread-safe. Made by `SandboxProvider`; use one per process and fleet.
+    """
+
+    def __init__(self, settings: Settings, store: Store | None = None) -> None:
+        self.settings = settings
+        self.pid = os.getpid()
+        self.id = f"{self.pid:x}-{new_token()}"
+        self.store = store or open_store(
+            settings.redis_url,
+            settings.prefix,
+            allow_insecure=settings.allow_insecure_redis,
+            client_bytes=settings.client_bytes,
+            fleet_bytes=settings.fleet_bytes,
+        )
+        self._publish = publisher(settings, self.store)
+        self._lock = threading.Lock()
+        self._reader: ReplyReader | None = None
+        self._held: dict[str, int] = {}
+        self._renewed_at = time.monotonic()
+        # Store time minus this process' monotonic clock: a wall clock that jumps or lies does not matter.
+        self._offset_ms: float | None = None
+
+    # --- the parts other modules use ---------------------------------------------------------
+
+    def reader(self) -> ReplyReader:
+        """The reply reader, started on first use."""
+        if self._reader is None:
+            with self._lock:
+                if self._reader is None:
+                    reader = ReplyReader(self.store, self.id, on_tick=self._tick)
+                    reader.start()
+                    self._reader = reader
+        return self._reader
+
+    def now_ms(self) -> int:
+        """The store's time, estimated from the last answer that carried it."""
+        if self._offset_ms is None:
+            self.learn_clock(self.store.now_ms())
+        return int(time.monotonic() * 1000 + (self._offset_ms or 0.0))
+
+    def learn_clock(self, store_ms: int) -> None:
+        """Correct the clock offset by a time just read in the store."""
+        if store_ms:
+            self._offset_ms = store_ms - time.monotonic() * 1000
+
+    def hold(self, sandbox_id: str) -> None:
+        """Count one more acquire of this process; held sandboxes are renewed as in use."""
+        with self._lock:
+            self._held[sandbox_id] = self._held.get(sandbox_id, 0) + 1
+
+    def unhold(self, sandbox_id: str, *, all_of_them: bool = False) -> bool:
+        """Count one acquire less; True when none is left and the sandbox should be released."""
+        with self._lock:
+            left = 0 if all_of_them else self._held.get(sandbox_id, 0) - 1
+            if left > 0:
+                self._held[sandbox_id] = left
+                return False
+            self._held.pop(sandbox_id, None)
+            return True
+
+    def held(self) -> list[str]:
+        """The sandboxes this process holds."""
+        with self._lock:
+            return list(self._held)
+
+    def close(self) -> None:
+        """Stop the reader and close the connections."""
+        with self._lock:
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+        self.store.close()
+
+    def _tick(self) -> None:
+        ttl_s = self.settings.agent_ttl_s
+        if time.monotonic() - self._renewed_at < ttl_s / 3:
+            return
+        self._renewed_at = time.monotonic()
+        held = self.held()
+        if held:
+            gone = self.store.renew_agents(self.id, held, ttl_s=ttl_s)
+            if gone:
+                log.warning("client.sandboxes_gone", extra={"sandbox_ids": gone})
+
+    # --- one operation -----------------------------------------------------------------------
+
+    def call(self, target: Target, call: Call) -> Steps[Answer]:
+        """Carry one operation through: see the module's docstring.
+
+        Raises (from the generator):
+            SandfleetError: Whatever the operation or the fleet said; see `sandfleet.errors`.
+        """
+        args = parse_args(call.kind, call.args).model_dump(exclude_unset=True)
+        if call.content is not None and call.kind not in CONTENT_KINDS:
+            raise ValueError(f"{call.kind} takes no content")
+        op_id = check_op_id(call.op_id) if call.op_id is not None else new_op_id()
+        started = time.monotonic()
+        budget_s = call.queue_timeout_s or self.settings.queue_timeout_s
+        attempt_id, packed = op_id, None
+        for attempt in range(_RESENDS + 1):
+            if (
+                packed is None
+                or (packed[1] or {}).get("blob")
+                or (isinstance(packed[0], dict) and "$blob" in packed[0])
+            ):
+                packed = yield Do(lambda: self._pack(args, call))
+            left_s = budget_s - (time.monotonic() - started)
+            try:
+                reply = yield from self._attempt(target, call, attempt_id, args, packed, max(left_s, 0.001))
+                answer: Answer = yield Do(lambda: self._decode(attempt_id, reply, started))  # noqa: B023
+                return answer
+            except (NotStarted, Busy) as exc:
+                left_s = budget_s - (time.monotonic() - started)
+                if (
+                    attempt == _RESENDS
+                    or left_s <= 0
+                    or (isinstance(exc, Busy) and left_s < (exc.retry_after_s or 0.1))
+                ):
+                    raise
+                # A tombstoned op id stays closed for ever; the same call gets the next id, in a row that is
+                # the same for whoever repeats it.
+                attempt_id = f"{op_id[:70]}.r{attempt + 1}"
+                target.route = None
+                yield Sleep(exc.retry_after_s or min(0.05 * 2**attempt, 0.5))
+            except StoreUnavailable as exc:
+                # Recorded or not: the same op id asks again, and a record that got in answers "duplicate".
+                if attempt == _RESENDS or budget_s - (time.monotonic() - started) <= 0:
+                    raise
+                yield Sleep(exc.retry_after_s or min(0.2 * 2**attempt, 2.0))
+        raise AssertionError("unreachable")
+
+    def _pack(self, args: dict[str, Any], call: Call) -> tuple[Any, dict[str, Any] | None]:
+        ttl_s = self._reply_within_s(call) + 60
+        packed_args = args
+        if sum(len(v) for v in args.values() if isinstance(v, str | list)) > 4096:
+            packed_args = blobs.pack_json(self.store, args, client=self.id, ttl_s=ttl_s)
+        return packed_args, blobs.pack_bytes(self.store, call.content, client=self.id, ttl_s=ttl_s)
+
+    def _reply_within_s(self, call: Call) -> float:
+        queue_s = call.queue_timeout_s or self.settings.queue_timeout_s
+        return queue_s + self._run_within_s(call) + _REPLY_GRACE_S
+
+    def _run_within_s(self, call: Call) -> float:
+        return call.timeout_s or (
+            self.settings.command_timeout_s if call.kind in ("execute_command", "batch") else 60.0
+        )
+
+    def _attempt(
+        self,
+        target: Target,
+        call: Call,
+        op_id: str,
+        args: dict[str, Any],
+        packed: tuple[Any, dict[str, Any] | None],
+        queue_s: float,
+    ) -> Steps[str]:
+        """Record and publish one op id and wait for its reply JSON."""
+        reader = self._reader or (yield Do(self.reader))
+        pending: Pending = reader.expect(op_id)
+        try:
+            recorded: Recorded = yield Do(lambda: self._record(target, call, op_id, args, packed, queue_s))
+            if recorded.status == "duplicate":
+                if recorded.reply is not None:
+                    return recorded.reply
+                pending.foreign = True
+            pending.checked_at = time.monotonic()
+            within_s = queue_s + self._run_within_s(call) + _REPLY_GRACE_S
+            try:
+                payload = yield Wait(pending, within_s)
+            except TimeoutError:
+                raise ReplyTimeout(
+                    f"no answer to {call.kind} within {within_s:.0f} s; the operation may still run: "
+                    f"`sandfleet story {op_id}` tells, `sandfleet cancel {op_id}` ends it",
+                    op_id=op_id,
+                ) from None
+        finally:
+            reader.forget(op_id)
+        if payload is None:
+            raise self._nobody_knows(call, op_id)
+        return str(payload)
+
+    @staticmethod
+    def _nobody_knows(call: Call, op_id: str) -> SandfleetError:
+        if not OPS[call.kind].effect:
+            return NotStarted(
+                f"the record of {call.kind} {op_id} is gone; it has no effect and may be repeated",
+                op_id=op_id,
+            )
+        return OutcomeUnknown(
+            f"the record of {call.kind} {op_id} is gone (Redis lost it, or it ended long ago); look before you repeat it",
+            op_id=op_id,
+        )
+
+    def _record(
+        self,
+        target: Target,
+        call: Call,
+        op_id: str,
+        args: dict[str, Any],
+        packed: tuple[Any, dict[str, Any] | None],
+        queue_s: float,
+    ) -> Recorded:
+        """Record at the sandbox's current node; looks the route up again when it is stale."""
+        shown = describe(call.kind, args, target.sandbox_id)
+        identity = self.identity_of(target)
+        for _ in range(4):
+            route = target.route or self._look_up(target)
+            now_ms = self.now_ms()
+            start_by_ms = now_ms + int(queue_s * 1000)
+            message = OpMessage(
+                op_id=op_id,
+                kind=call.kind,
+                identity=identity,
+                route=route,
+                caller=call.caller or self.id,
+                args=packed[0],
+                content=packed[1],
+                start_by_ms=start_by_ms,
+                deadline_ms=start_by_ms + int(self._run_within_s(call) * 1000),
+                reply_to=self.id,
+                sent_at_ms=now_ms,
+            )
+            record = OpRecord(
+                op_id=op_id,
+                kind=call.kind,
+                route=route,
+                owner=identity.digest,
+                start_by_ms=start_by_ms,
+                deadline_ms=message.deadline_ms,
+                reply_to=self.id,
+                describe=shown,
+                effect=OPS[call.kind].effect,
+            )
+            recorded = self._publish(
+                record,
+                task_name(call.kind),
+                message.to_wire(),
+                node_queue(route.node_id),
+                self.settings.max_queue,
+            )
+            self.learn_clock(recorded.now_ms)
+            if recorded.status in ("recorded", "duplicate"):
+                target.route = route
+                return recorded
+            if recorded.status != "moved":
+                raise _refusal(recorded.status, target.sandbox_id, op_id)
+            target.route = recorded.route
+        raise NotStarted(f"sandbox {target.sandbox_id} changes its node faster than it can be addressed", op_id=op_id)
+
+    def identity_of(self, target: Target) -> Identity:
+        """Whom the sandbox belongs to, looked up when the handle came from a bare id.
+
+        Raises:
+            SandboxNotFound: Nobody knows the id.
+        """
+        if target.identity is None:
+            info = self.store.sandbox(target.sandbox_id)
+            if info is None:
+                raise _refusal("not_found", target.sandbox_id, "")
+            target.identity = Identity(info.thread_id, info.user_id)
+        return target.identity
+
+    def _look_up(self, target: Target) -> Route:
+        route = self.store.route(target.sandbox_id)
+        if route is None:
+            info = self.store.sandbox(target.sandbox_id)
+            raise _refusal("not_found" if info is None else "lost", target.sandbox_id, "")
+        return route
+
+    def _decode(self, op_id: str, reply: str, started: float) -> Answer:
+        """The answer of a reply JSON; blobs are fetched and given back."""
+        data = json.loads(reply)
+        if "error" in data:
+            raise from_wire(data["error"])
+        value = blobs.unpack_json(self.store, data.get("ok"))
+        reference = data.get("content")
+        content = blobs.unpack_bytes(self.store, reference)
+        blobs.drop(self.store, reference)
+        spent = data.get("t") or (None, None, None)
+        timings = Timings(spent[0], spent[1], spent[2], (time.monotonic() - started) * 1000)
+        return Answer(op_id, value, content, timings)
+
+
+def _refusal(status: str, sandbox_id: str, op_id: str) -> SandfleetError:
+    """The error of a record that was not taken."""
+    facts: dict[str, Any] = {"sandbox_id": sandbox_id, "op_id": op_id}
+    again = "acquire again"
+    match status:
+        case "not_found":
+            return SandboxNotFound(f"no sandbox {sandbox_id} of yours; {again}", **facts)
+        case "lost":
+            return SandboxLost(f"sandbox {sandbox_id} died with its node; its processes are gone, {again}", **facts)
+        case "stopping":
+            return SandboxStopping(f"sandbox {sandbox_id} is being destroyed; {again}", **facts)
+        case "node_down":
+            return NotStarted(f"the node of sandbox {sandbox_id} does not answer", retry_after_s=1.0, **facts)
+        case "draining" | "creating":
+            return NotStarted(
+                f"the node of sandbox {sandbox_id} takes nothing now ({status})", retry_after_s=0.5, **facts
+            )
+        case "busy":
+            return Busy(
+                f"the node of sandbox {sandbox_id} holds as many operations as it may",
+                retry_after_s=0.5,
+                **facts,
+            )
+        case "conflict":
+            return OpConflict(f"op_id {op_id} belongs to another operation", **facts)
+        case "queue_timeout":
+            return QueueTimeout(f"operation {op_id} waited past its start_by", **facts)
+    return NotStarted(f"the operation was not taken: {status}", **facts)

@@ -1,0 +1,62 @@
+"""Structured logs: one line an event, ``event key=value …``, or JSON with ``SANDFLEET_LOG_FORMAT=json``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+
+__all__ = ["setup_logging"]
+
+_STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {
+    "message",
+    "asctime",
+    "taskName",
+    "data",
+}
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, as_json: bool) -> None:
+        super().__init__()
+        self._json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+        at = time.strftime("%H:%M:%S", time.localtime(record.created)) + f".{int(record.msecs):03d}"
+        text = record.getMessage()
+        if record.exc_info:
+            facts["exception"] = self.formatException(record.exc_info)
+        if self._json:
+            line = {
+                "at": record.created,
+                "level": record.levelname,
+                "logger": record.name,
+                "event": text,
+                **facts,
+            }
+            return json.dumps(line, default=str)
+        # A hostile command line in a fact must not start a line of its own or move the cursor.
+        shown = " ".join(f"{key}={_plain(value)}" for key, value in facts.items() if key != "exception")
+        tail = "\n" + str(facts["exception"]) if "exception" in facts else ""
+        return f"{at} {record.levelname[:4]} {record.name} {_escape(text)} {shown}".rstrip() + tail
+
+
+def _plain(value: object) -> str:
+    text = _escape(str(value))
+    return f'"{text}"' if " " in text else text
+
+
+def _escape(text: str) -> str:
+    return "".join(ch if ch.isprintable() else ch.encode("unicode_escape").decode() for ch in text)
+
+
+def setup_logging(level: str = "INFO") -> None:
+    """Log to stderr. Celery's own per-task lines are kept at WARNING: the operations have our own records."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter(os.environ.get("SANDFLEET_LOG_FORMAT") == "json"))
+    logging.basicConfig(level=getattr(logging, level.upper(), logging.INFO), handlers=[handler], force=True)
+    for name in ("celery", "kombu", "celery.app.trace", "celery.worker.strategy"):
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,0 +1,243 @@
+"""The values that cross sandfleet's seams. Plain frozen dataclasses, no behaviour that does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from sandfleet.errors import CommandFailed, CommandTimeout
+
+__all__ = [
+    "CommandResult",
+    "FileInfo",
+    "GrepMatch",
+    "Health",
+    "NodeState",
+    "NodeView",
+    "SandboxInfo",
+    "SandboxSpec",
+    "SandboxState",
+    "Timings",
+]
+
+
+class SandboxState(StrEnum):
+    """Where a sandbox is in its life. ``warm`` is ``live`` with nobody in it."""
+
+    CREATING = "creating"
+    LIVE = "live"
+    WARM = "warm"
+    STOPPING = "stopping"
+    LOST = "lost"
+
+
+class NodeState(StrEnum):
+    """What a node accepts: everything, nothing new, nothing at all."""
+
+    READY = "ready"
+    CORDONED = "cordoned"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where an operation's time went, in milliseconds; None where a clock was not read.
+
+    ``queued_ms``: published → taken from the queue (two machines' clocks, corrected by Redis time);
+    ``lane_ms``: taken → started; ``run_ms``: started → finished in the sandbox;
+    ``total_ms``: as the caller saw it.
+    """
+
+    queued_ms: float | None = None
+    lane_ms: float | None = None
+    run_ms: float | None = None
+    total_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult(Mapping[str, Any]):
+    """How a command ended. A non-zero exit is a result, not an error; `check` makes it one.
+
+    Attributes:
+        stdout: Standard output, decoded as UTF-8 with replacement, up to the output limit.
+        stderr: Standard error, likewise.
+        exit_code: The exit code; None when a signal or the deadline ended the command.
+        duration_s: Wall-clock seconds in the sandbox.
+        timed_out: The deadline ended it; the output up to then is kept.
+        truncated: More output was produced than kept.
+        signal: Name of the signal that ended it, such as ``SIGKILL``, or None.
+        cancelled: Somebody cancelled it while it ran.
+        op_id: The operation, for `cancel`, ``sandfleet story`` and logs.
+        timings: Where the time went.
+    """
+
+    stdout: str
+    stderr: str
+    exit_code: int | None
+    duration_s: float
+    timed_out: bool = False
+    truncated: bool = False
+    signal: str | None = None
+    cancelled: bool = False
+    op_id: str = ""
+    timings: Timings = field(default_factory=Timings)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command exited with 0."""
+        return self.exit_code == 0
+
+    def check(self) -> CommandResult:
+        """This result if the command exited with 0.
+
+        Raises:
+            CommandTimeout: The deadline ended it.
+            CommandFailed: It exited with another code or by a signal.
+        """
+        if self.timed_out:
+            raise CommandTimeout(
+                f"the command was ended by its deadline after {self.duration_s:.3g} s",
+                op_id=self.op_id,
+                stdout=self.stdout[-2000:],
+                stderr=self.stderr[-2000:],
+            )
+        if self.exit_code != 0:
+            how = f"exit code {self.exit_code}" if self.exit_code is not None else f"signal {self.signal}"
+            tail = self.stderr.strip()[-500:]
+            raise CommandFailed(
+                f"the command ended with {how}" + (f": {tail}" if tail else ""),
+                op_id=self.op_id,
+                exit_code=self.exit_code,
+                stdout=self.stdout[-2000:],
+                stderr=self.stderr[-2000:],
+            )
+        return self
+
+    # The seeds write result["exit_code"].
+    def __getitem__(self, key: str) -> Any:
+        if key in self.__dataclass_fields__:
+            return getattr(self, key)
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dataclass_fields__)
+
+    def __len__(self) -> int:
+        return len(self.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class GrepMatch:
+    """One matching line: absolute path in the sandbox, 1-based line number, the line (cut at 200 characters)."""
+
+    path: str
+    line_number: int
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """One directory entry or `stat` answer. ``type`` is file, dir, symlink or other; ``modified_at`` unix seconds."""
+
+    path: str
+    name: str
+    type: str
+    size: int
+    mode: int
+    modified_at: float
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether a sandbox answers: ``status`` is alive, dead or unknown; unknown must not be treated as dead."""
+
+    status: str
+    sandbox_id: str
+    node_id: str | None = None
+    backend: str | None = None
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the sandbox answered."""
+        return self.status == "alive"
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What kind of sandbox is wanted. Equal specs have equal digests, so sandboxes of one spec are interchangeable.
+
+    Attributes:
+        backend: Name of the node-side technology (local, mock, docker…).
+        image: Container image; empty where the backend has none.
+        env: Environment of every command; values may be secrets and are never logged.
+        labels: A node must carry all of these to be chosen.
+    """
+
+    backend: str = "local"
+    image: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def to_wire(self) -> dict[str, Any]:
+        """JSON form."""
+        return {**asdict(self), "env": dict(self.env), "labels": dict(self.labels)}
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> SandboxSpec:
+        """The spec of its JSON form; unknown keys are ignored so that N/N-1 versions talk."""
+        return cls(
+            backend=str(data.get("backend", "local")),
+            image=str(data.get("image", "")),
+            env={str(k): str(v) for k, v in (data.get("env") or {}).items()},
+            labels={str(k): str(v) for k, v in (data.get("labels") or {}).items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """What the registry knows of a sandbox. Points in time are unix seconds of Redis' clock."""
+
+    sandbox_id: str
+    thread_id: str
+    user_id: str | None
+    state: SandboxState
+    node_id: str
+    incarnation: str
+    epoch: int
+    backend: str
+    created_at: float
+    used_at: float
+    agents: int = 0
+    ops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node as placement sees it. ``data_id`` names the data root: nodes with one data_id share thread data."""
+
+    node_id: str
+    incarnation: str
+    state: NodeState
+    alive: bool
+    replicas: int
+    places: int
+    warm: int
+    data_id: str
+    backends: tuple[str, ...] = ("local",)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    inflight: int = 0
+    started_at: float = 0.0
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    load: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def free(self) -> int:
+        """Places that nothing occupies or has reserved."""
+        return max(0, self.replicas - self.places)

@@ -1,0 +1,260 @@
+"""The factory in the caller's process: what the seeds call ``SandboxProvider``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from types import TracebackType
+from typing import Any
+
+from sandfleet.acquiring import ON_LOST, acquire_steps, send_lifecycle
+from sandfleet.client import Client, Do, Steps, Target, drive
+from sandfleet.config import Settings
+from sandfleet.errors import InvalidArgument, NotSupported, SandboxNotFound, SandfleetError, from_wire
+from sandfleet.ids import Identity, is_sandbox_id
+from sandfleet.model import SandboxInfo, SandboxSpec
+from sandfleet.sandbox import Sandbox
+from sandfleet.store.base import Recorded, Route
+
+__all__ = [
+    "SandboxProvider",
+    "get_sandbox_provider",
+    "reset_sandbox_provider",
+    "set_sandbox_provider",
+    "shutdown_sandbox_provider",
+]
+
+log = logging.getLogger("sandfleet.client")
+
+list_type = list  # `list` is a method of the seeds' interface
+
+
+class SandboxProvider:
+    """Gives each thread its sandbox. Thread-safe; survives a fork (the child connects anew).
+
+    Args:
+        settings: Where the fleet is; from the environment by default.
+        spec: What kind of sandbox; the backend of the settings by default.
+
+    Use as a context manager, or call `shutdown`: it ends this process' holds, never another's.
+    """
+
+    #: DeerFlow asks these two.
+    uses_thread_data_mounts = True
+    needs_upload_permission_adjustment = False
+
+    def __init__(self, settings: Settings | None = None, *, spec: SandboxSpec | None = None, **overrides: Any) -> None:
+        self.settings = settings or Settings.load(**overrides)
+        self.spec = spec or SandboxSpec(backend=self.settings.backend, labels=dict(self.settings.labels))
+        self._lock = threading.Lock()
+        self._connected: Client | None = None
+        self._targets: dict[str, Target] = {}
+        self._released: set[str] = set()
+
+    def _client(self) -> Client:
+        client = self._connected
+        if client is None or client.pid != os.getpid():
+            if client is not None:
+                # The parent's lock may have been held by a thread that does not exist here.
+                self._lock = threading.Lock()
+            with self._lock:
+                if self._connected is None or self._connected.pid != os.getpid():
+                    self._connected = Client(self.settings)
+                client = self._connected
+        return client
+
+    # --- the seeds' interface ----------------------------------------------------------------
+
+    def acquire(
+        self,
+        thread_id: str | None = None,
+        *,
+        user_id: str | None = None,
+        timeout_s: float | None = None,
+        on_lost: str = "wait_for_home",
+    ) -> str:
+        """The id of the thread's sandbox: the one it has (live or warm), or a new one.
+
+        Args:
+            thread_id: 1–64 characters of ``A-Z a-z 0-9 _ -``; None is a fresh anonymous thread.
+            user_id: The thread's user; (user, thread) is the identity, and nobody else reaches the sandbox.
+            timeout_s: How long to wait for one; the setting ``acquire_timeout_s`` by default.
+            on_lost: When the node that holds the thread's data is away: ``wait_for_home`` waits, then raises;
+                ``fresh`` starts with empty data elsewhere. ``restore`` needs checkpoints and is refused until they exist.
+
+        Raises:
+            NoCapacity: Every fitting node stayed full.
+            HomeUnavailable: The thread's data lies on a node that stayed away.
+            StartFailed: The node could not start it, repeatedly.
+        """
+        return drive(self._acquire(thread_id, user_id, timeout_s, on_lost))
+
+    def get(self, sandbox_id: str, *, thread_id: str | None = None, user_id: str | None = None) -> Sandbox | None:
+        """A handle, without any I/O; None for a malformed id or one that was released here.
+
+        An id that this process did not acquire gives a handle too. With ``thread_id`` (and ``user_id``) the handle
+        speaks as that identity and every operation on somebody else's sandbox is answered with `SandboxNotFound`;
+        without, the owner is looked up on first use: right for a backend that has checked its caller itself.
+        """
+        if not is_sandbox_id(sandbox_id) or self._was_released(sandbox_id):
+            return None
+        if thread_id is not None:
+            return Sandbox(self, Target(sandbox_id, Identity(thread_id, user_id)))
+        return Sandbox(self, self._target(sandbox_id))
+
+    def release(self, sandbox_id: str) -> None:
+        """This process is done with the sandbox; with the last agent gone it is warm for its thread. Unknown ids are fine.
+
+        Acquires are counted: the sandbox is released with the last of them.
+        """
+        drive(self._release(sandbox_id, all_of_them=False))
+
+    def destroy(self, sandbox_id: str, delete_data: bool = False) -> None:
+        """End the sandbox, whatever runs in it; thread data stays unless ``delete_data``.
+
+        Raises:
+            SandboxNotFound: No such sandbox.
+        """
+        drive(self._destroy(sandbox_id, delete_data))
+
+    def list(self) -> list_type[SandboxInfo]:
+        """Every sandbox of the fleet, sorted by id."""
+        return drive(self._list())
+
+    def reset(self) -> None:
+        """Forget handles and routes; sandboxes and holds stay."""
+        with self._lock:
+            self._targets.clear()
+            self._released.clear()
+
+    def shutdown(self) -> None:
+        """Release what this process holds and disconnect. Safe to repeat."""
+        drive(self._shutdown())
+
+    def __enter__(self) -> SandboxProvider:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.shutdown()
+
+    # --- shared with the async twin ----------------------------------------------------------
+
+    def _was_released(self, sandbox_id: str) -> bool:
+        return sandbox_id in self._released
+
+    def _list(self) -> Steps[list_type[SandboxInfo]]:
+        found: list_type[SandboxInfo] = yield Do(lambda: self._client().store.sandboxes())
+        return found
+
+    def _shutdown(self) -> Steps[None]:
+        client = self._connected
+        if client is None or client.pid != os.getpid():
+            self._connected = None
+            return
+        for sandbox_id in client.held():
+            try:
+                yield from self._release(sandbox_id, all_of_them=True)
+            except SandfleetError as exc:
+                log.warning("provider.release_failed", extra={"sandbox_id": sandbox_id, "error": str(exc)})
+        with self._lock:
+            self._connected = None
+        yield Do(client.close)
+
+    def _target(self, sandbox_id: str) -> Target:
+        with self._lock:
+            return self._targets.get(sandbox_id) or Target(sandbox_id)
+
+    def _remember(self, identity: Identity, route: Route) -> None:
+        with self._lock:
+            self._released.discard(route.sandbox_id)
+            target = self._targets.get(route.sandbox_id)
+            if target is None or target.identity != identity:
+                target = self._targets[route.sandbox_id] = Target(route.sandbox_id, identity)
+            target.route = route
+
+    def _acquire(self, thread_id: str | None, user_id: str | None, timeout_s: float | None, on_lost: str) -> Steps[str]:
+        if on_lost not in ON_LOST:
+            raise InvalidArgument(f"on_lost must be one of {', '.join(ON_LOST)}, not {on_lost!r}")
+        if on_lost == "restore":
+            raise NotSupported(
+                "on_lost='restore' needs checkpoints, which this version does not have; use wait_for_home or fresh"
+            )
+        identity = Identity.anonymous(user_id) if thread_id is None else Identity(thread_id, user_id)
+        client: Client = yield Do(self._client)
+        within_s = timeout_s if timeout_s is not None else self.settings.acquire_timeout_s
+        route = yield from acquire_steps(
+            client, identity, self.spec, agent=client.id, within_s=within_s, on_lost=on_lost
+        )
+        client.hold(route.sandbox_id)
+        self._remember(identity, route)
+        return route.sandbox_id
+
+    def _release(self, sandbox_id: str, *, all_of_them: bool) -> Steps[None]:
+        client: Client = yield Do(self._client)
+        if not is_sandbox_id(sandbox_id) or not client.unhold(sandbox_id, all_of_them=all_of_them):
+            return
+        with self._lock:
+            target = self._targets.pop(sandbox_id, None)
+            self._released.add(sandbox_id)
+        if target is not None and target.identity is not None:
+            owner = target.identity.digest
+            yield Do(lambda: client.store.release(sandbox_id, owner, client.id))
+
+    def _destroy(self, sandbox_id: str, delete_data: bool) -> Steps[None]:
+        client: Client = yield Do(self._client)
+        identity: Identity = yield Do(lambda: client.identity_of(self._target(sandbox_id)))
+        stop: Recorded = yield Do(
+            lambda: client.store.begin_stop(
+                sandbox_id, owner=identity.digest, force=True, reason="destroyed by its owner"
+            )
+        )
+        client.unhold(sandbox_id, all_of_them=True)
+        with self._lock:
+            self._targets.pop(sandbox_id, None)
+        if stop.status == "lost":
+            return
+        if stop.route is None:
+            raise SandboxNotFound(f"no sandbox {sandbox_id} to destroy ({stop.status})", sandbox_id=sandbox_id)
+        args = {"delete_data": delete_data}
+        reply = yield from send_lifecycle(
+            client, "node.destroy", identity, stop.route, args, expect="stopping", within_s=30.0
+        )
+        if "error" in reply:
+            raise from_wire(reply["error"])
+
+
+# --- one provider per process, as the seeds have it -------------------------------------------
+
+_provider: SandboxProvider | None = None
+_provider_lock = threading.Lock()
+
+
+def get_sandbox_provider(**overrides: Any) -> SandboxProvider:
+    """The process' provider, made on first use from the environment (``overrides`` count only then)."""
+    global _provider  # noqa: PLW0603  (the seeds' interface is a module singleton)
+    with _provider_lock:
+        if _provider is None:
+            _provider = SandboxProvider(**overrides)
+        return _provider
+
+
+def set_sandbox_provider(provider: SandboxProvider | None) -> None:
+    """Use ``provider`` from now on; the one before is left to its owner."""
+    global _provider  # noqa: PLW0603
+    with _provider_lock:
+        _provider = provider
+
+
+def reset_sandbox_provider() -> None:
+    """Forget the process' provider without ending anything."""
+    set_sandbox_provider(None)
+
+
+def shutdown_sandbox_provider() -> None:
+    """Shut the process' provider down and forget it."""
+    global _provider  # noqa: PLW0603
+    with _provider_lock:
+        provider, _provider = _provider, None
+    if provider is not None:
+        provider.shutdown()

@@ -1,0 +1,169 @@
+"""The client's end of the reply stream: one daemon thread that serves every thread and event loop of the process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from sandfleet.errors import StoreUnavailable
+from sandfleet.store.base import OpView, Store
+
+__all__ = ["Pending", "ReplyReader"]
+
+log = logging.getLogger("sandfleet.client")
+
+_STREAM_TTL_S = 120.0
+_CHECK_AFTER_S = 2.0
+_CHECKS_PER_TICK = 200
+
+
+class Pending:
+    """A reply that is awaited. Exactly one payload comes; ``deliver`` gets it, from the reader's thread.
+
+    ``payload`` is the reply JSON, or None when the op record is gone and nobody can tell.
+    """
+
+    __slots__ = ("_box", "_deliver", "_done", "checked_at", "foreign", "op_id", "recorded", "since")
+
+    def __init__(self, op_id: str, *, foreign: bool = False, recorded: bool = True) -> None:
+        self.op_id = op_id
+        self.since = self.checked_at = time.monotonic()
+        #: The reply goes to another client's stream; only looking at the record finds it.
+        self.foreign = foreign
+        #: False for acquires: they have no op record to look at, their caller asks again instead.
+        self.recorded = recorded
+        self._box: SimpleQueue[str | None] = SimpleQueue()
+        self._deliver: Callable[[str | None], None] = self._box.put
+        self._done = False
+
+    def deliver(self, payload: str | None) -> None:
+        """Give the payload; a second one is dropped."""
+        if not self._done:
+            self._done = True
+            self._deliver(payload)
+
+    def wait(self, timeout_s: float) -> str | None:
+        """The payload.
+
+        Raises:
+            TimeoutError: None came within ``timeout_s``.
+        """
+        try:
+            return self._box.get(timeout=max(0.0, timeout_s))
+        except Empty:
+            raise TimeoutError(self.op_id) from None
+
+    def forward(self, deliver: Callable[[str | None], None]) -> None:
+        """Hand the payload to ``deliver`` instead of `wait` (an event loop does)."""
+        self._deliver = deliver
+        try:
+            deliver(self._box.get_nowait())
+        except Empty:
+            pass
+
+
+class ReplyReader:
+    """Reads the client's stream by cursor and hands each reply to its `Pending`.
+
+    A stream can lose an entry (trimmed, Redis restarted, another server after a failover), so replies awaited
+    for more than two seconds are also looked up in their op record.
+
+    Args:
+        store: Where the stream is.
+        client: Id of this process' stream.
+        on_tick: Called about once a second from the reader's thread (renewals of the client).
+    """
+
+    def __init__(self, store: Store, client: str, *, on_tick: Callable[[], None]) -> None:
+        self._store = store
+        self._client = client
+        self._on_tick = on_tick
+        self._pending: dict[str, Pending] = {}
+        self._cursor = "0"
+        self._stop = threading.Event()
+        self._opened_at = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"sandfleet-replies-{client}", daemon=True)
+
+    def start(self) -> None:
+        """Open the stream and begin to read.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+        self._keep_open()
+        self._thread.start()
+
+    def expect(self, op_id: str, *, foreign: bool = False, recorded: bool = True) -> Pending:
+        """Await the reply of ``op_id``; call before publishing it."""
+        pending = self._pending[op_id] = Pending(op_id, foreign=foreign, recorded=recorded)
+        return pending
+
+    def forget(self, op_id: str) -> None:
+        """Nobody awaits ``op_id`` any more."""
+        self._pending.pop(op_id, None)
+
+    def close(self) -> None:
+        """Stop reading and drop the stream; awaited replies are given up."""
+        self._stop.set()
+        try:
+            self._store.close_replies(self._client)
+        except StoreUnavailable:
+            log.info("replies.close_failed", extra={"client": self._client})
+        self._thread.join(timeout=3.0)
+        for pending in list(self._pending.values()):
+            pending.deliver(None)
+        self._pending.clear()
+
+    def _run(self) -> None:
+        tick_at = 0.0
+        while not self._stop.is_set():
+            try:
+                for reply in self._store.read_replies(self._client, self._cursor, block_s=0.5):
+                    self._cursor = reply.cursor
+                    pending = self._pending.pop(reply.op_id, None)
+                    if pending is not None:
+                        pending.deliver(reply.payload)
+                if time.monotonic() >= tick_at:
+                    tick_at = time.monotonic() + 0.5
+                    self._tick()
+            except StoreUnavailable as exc:
+                log.warning("replies.store_unavailable", extra={"client": self._client, "error": str(exc)})
+                self._opened_at = 0.0
+                self._stop.wait(0.2)
+            except Exception:
+                # The reader serves every caller of the process: a bug in one reply must not end it.
+                log.exception("replies.reader_error", extra={"client": self._client})
+                self._stop.wait(0.2)
+
+    def _tick(self) -> None:
+        self._keep_open()
+        self._on_tick()
+        now = time.monotonic()
+        late = [
+            pending
+            for pending in list(self._pending.values())
+            if pending.recorded and now - pending.checked_at > (0.1 if pending.foreign else _CHECK_AFTER_S)
+        ]
+        for pending in late[:_CHECKS_PER_TICK]:
+            pending.checked_at = now
+            self._check(pending)
+
+    def _check(self, pending: Pending) -> None:
+        view: OpView | None = self._store.op(pending.op_id)
+        if view is None or (view.state in ("done", "closed")):
+            # The stream may hold it already, unread: give it one more turn before the record decides.
+            if view is not None and view.reply is None and time.monotonic() - pending.since < 2 * _CHECK_AFTER_S:
+                return
+            if self._pending.pop(pending.op_id, None) is not None:
+                pending.deliver(None if view is None else view.reply)
+
+    def _keep_open(self) -> None:
+        if time.monotonic() - self._opened_at < _STREAM_TTL_S / 3:
+            return
+        if self._store.open_replies(self._client, ttl_s=_STREAM_TTL_S):
+            # A stream made anew (Redis lost its data) starts with new ids; the old cursor may lie ahead of them.
+            self._cursor = "0"
+        self._opened_at = time.monotonic()

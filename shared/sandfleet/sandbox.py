@@ -1,0 +1,300 @@
+"""A handle on one sandbox: what the seeds call ``Sandbox``, with richer calls beside it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sandfleet import calls
+from sandfleet.client import Answer, Call, Target, drive
+from sandfleet.errors import NotSupported, PathNotFound
+from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health
+
+if TYPE_CHECKING:
+    from sandfleet.provider import SandboxProvider
+
+__all__ = ["Batch", "Sandbox"]
+
+
+class Batch:
+    """Collects calls for `Sandbox.batch`: same names and arguments as the sandbox' own methods."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        timeout_s: float | None = None,
+        session: str | None = None,
+    ) -> Batch:
+        """Add a command."""
+        return self._add(
+            calls.execute(
+                command,
+                cwd=cwd,
+                env=env,
+                user=None,
+                stdin=stdin,
+                timeout_s=timeout_s,
+                session=session,
+                max_output_bytes=None,
+                queue_timeout_s=None,
+                op_id=None,
+            )
+        )
+
+    def read_file(self, path: str, start_line: int | None = None, end_line: int | None = None) -> Batch:
+        """Add a read; its result is bytes."""
+        return self._add(calls.read(path, start_line, end_line))
+
+    def write_file(self, path: str, content: str | bytes, append: bool = False) -> Batch:
+        """Add a write."""
+        return self._add(calls.write(path, content, append))
+
+    def str_replace(self, path: str, old: str, new: str, *, replace_all: bool = False) -> Batch:
+        """Add a text replacement."""
+        return self._add(calls.replace_text(path, old, new, replace_all))
+
+    def list_dir(self, path: str, max_depth: int = 2) -> Batch:
+        """Add a listing."""
+        return self._add(calls.list_call(path, max_depth))
+
+    def _add(self, call: Call) -> Batch:
+        self.calls.append(call)
+        return self
+
+
+_handles = itertools.count(1)
+
+
+def next_handle() -> int:
+    """A number for a new handle; with the client's id it names the handle's shell lane."""
+    return next(_handles)
+
+
+class Sandbox:
+    """A handle on one sandbox. Making one does no I/O; every method is one operation on the node that holds it.
+
+    Thread-safe. Paths are the sandbox' own (``/mnt/user-data/workspace/…``). All methods raise
+    `sandfleet.errors.SandfleetError` subclasses; the ones named by the field's builtins also derive from those
+    (``FileNotFoundError``, ``TimeoutError``…).
+
+    Commands sent through one handle run one after the other, in order; another handle on the same sandbox
+    (a subagent's) runs beside it. Writes of all handles share one order.
+    """
+
+    def __init__(self, provider: SandboxProvider, target: Target) -> None:
+        self._provider = provider
+        self._target = target
+        self._handle = next_handle()
+
+    @property
+    def id(self) -> str:
+        """The sandbox id."""
+        return self._target.sandbox_id
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}>"
+
+    def _call(self, call: Call) -> Answer:
+        client = self._provider._client()
+        return drive(client.call(self._target, replace(call, caller=f"{client.id}.{self._handle}")))
+
+    # --- commands ----------------------------------------------------------------------------
+
+    def execute_command(self, command: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
+        """Run a command line in a fresh process group and give its output as one text.
+
+        ``cd`` and exports do not persist. stdout comes first, then ``Std Error:`` and, when it is not 0,
+        ``Exit Code:``; ``(no output)`` when there is nothing. A timeout is told in the text, with the partial output.
+
+        Args:
+            command: A shell command line; starts in ``/mnt/user-data/workspace``.
+            env: Further environment variables.
+            timeout: Seconds the command may run; the default is the fleet's ``command_timeout_s``.
+        """
+        return calls.shown(self.run(command, env=env, timeout_s=timeout))
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: str | bytes | None = None,
+        timeout_s: float | None = None,
+        session: str | None = None,
+        max_output_bytes: int | None = None,
+        queue_timeout_s: float | None = None,
+        op_id: str | None = None,
+    ) -> CommandResult:
+        """Run a command line (text) or an argv (sequence) and give everything there is to know of it.
+
+        Args:
+            cwd: Working directory; ``/mnt/user-data/workspace`` by default.
+            env: Further environment variables.
+            user: Only backends with several users take one.
+            stdin: Fed to the command, then closed. Without it stdin is empty.
+            timeout_s: Seconds it may run; then its process group is killed, the partial output kept, ``timed_out`` set.
+            session: Run in the persistent shell of this name (made on first use): ``cd`` and exports persist.
+            max_output_bytes: Kept per stream; 1 MiB by default. More is read and dropped, ``truncated`` set.
+            queue_timeout_s: Seconds it may wait to be started.
+            op_id: Your own id for it: the same id never starts a second effect, and asking again gives the first answer.
+
+        Raises:
+            QueueTimeout: It waited longer than ``queue_timeout_s`` and never began.
+            OutcomeUnknown: It began and nobody can tell how it ended.
+        """
+        return calls.command_result(
+            self._call(
+                calls.execute(
+                    command,
+                    cwd=cwd,
+                    env=env,
+                    user=user,
+                    stdin=stdin,
+                    timeout_s=timeout_s,
+                    session=session,
+                    max_output_bytes=max_output_bytes,
+                    queue_timeout_s=queue_timeout_s,
+                    op_id=op_id,
+                )
+            )
+        )
+
+    def close_session(self, session: str) -> None:
+        """End a persistent shell session; one that is not open is fine."""
+        self._call(Call("close_session", {"session": session}))
+
+    def cancel(self, op_id: str) -> bool:
+        """End an operation of this sandbox: unstarted ones never start, a running command's process group is killed.
+
+        True if it was still open. The caller of that operation gets `Cancelled`, or a result with ``cancelled`` set.
+        """
+        return drive(calls.cancel_steps(self._provider._client(), self._target, op_id))
+
+    # --- files -------------------------------------------------------------------------------
+
+    def read_file(self, path: str, start_line: int | None = None, end_line: int | None = None) -> str:
+        """The file as text (what is not UTF-8 is replaced), or its lines ``start_line``…``end_line`` (1-based, inclusive).
+
+        Raises:
+            PathNotFound, IsDirectory, PermissionDenied, NotRegularFile
+            FileTooLarge: Above 100 MiB; read a range or `run` a tool on it.
+        """
+        return calls.text_of(self._call(calls.read(path, start_line, end_line)))
+
+    def download_file(self, path: str) -> bytes:
+        """The file's bytes, up to 100 MiB."""
+        return self._call(calls.read(path)).content or b""
+
+    def write_file(self, path: str, content: str, append: bool = False, *, if_digest: str | None = None) -> None:
+        """Write text atomically (readers see the old or the new file), or append it. Parents are made.
+
+        Args:
+            if_digest: sha256 (hex) the file must have now; ``""`` = it must not exist.
+
+        Raises:
+            DigestMismatch: Somebody else wrote it meanwhile.
+            ReadOnly, NoSpace, IsDirectory, PermissionDenied
+        """
+        self._call(calls.write(path, content, append, if_digest))
+
+    def update_file(self, path: str, content: bytes) -> None:
+        """Write bytes atomically."""
+        self._call(calls.write(path, content))
+
+    def str_replace(self, path: str, old: str, new: str, *, replace_all: bool = False) -> int:
+        """Replace ``old`` by ``new`` in a file, atomically; how many times.
+
+        Raises:
+            NoMatch: ``old`` does not occur.
+            AmbiguousMatch: It occurs several times and ``replace_all`` is not set; ``facts["lines"]`` names the lines.
+        """
+        return int(self._call(calls.replace_text(path, old, new, replace_all)).value["count"])
+
+    def list_dir(self, path: str, max_depth: int = 2) -> list[str]:
+        """Absolute paths below ``path`` to ``max_depth``, sorted; directories end with ``/``."""
+        return calls.names(self.list_files(path, max_depth=max_depth))
+
+    def list_files(self, path: str, *, max_depth: int = 1) -> list[FileInfo]:
+        """The entries below ``path`` with type, size and times, sorted by path."""
+        return calls.entries(self._call(calls.list_call(path, max_depth)), path, max_depth)
+
+    def glob(
+        self, path: str, pattern: str, *, include_dirs: bool = False, max_results: int = 200
+    ) -> tuple[list[str], bool]:
+        """Paths below ``path`` that match, sorted, and whether there are more than ``max_results``."""
+        return calls.glob_answer(self._call(calls.glob(path, pattern, include_dirs, max_results)))
+
+    def grep(
+        self,
+        path: str,
+        pattern: str,
+        *,
+        glob: str | None = None,
+        literal: bool = False,
+        case_sensitive: bool = False,
+        max_results: int = 100,
+    ) -> tuple[list[GrepMatch], bool]:
+        """Matching lines in a file or below a directory, and whether there are more than ``max_results``.
+
+        Raises:
+            InvalidPattern: The regular expression does not parse.
+            SearchTimeout: It took longer than 20 seconds.
+        """
+        call = calls.grep(path, pattern, glob, literal, case_sensitive, max_results)
+        return calls.grep_answer(self._call(call))
+
+    def stat(self, path: str) -> FileInfo:
+        """Type, size, mode and time of a path (of a symlink itself)."""
+        return calls.info(self._call(Call("stat", {"path": path})).value)
+
+    def exists(self, path: str) -> bool:
+        """Whether something is at the path."""
+        try:
+            self.stat(path)
+        except PathNotFound:
+            return False
+        return True
+
+    def make_dir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
+        """Create a directory."""
+        self._call(Call("make_dir", {"path": path, "parents": parents, "exist_ok": exist_ok}))
+
+    def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> None:
+        """Remove a file, or a tree with ``recursive``."""
+        self._call(Call("remove", {"path": path, "recursive": recursive, "missing_ok": missing_ok}))
+
+    def move(self, path: str, new_path: str, *, overwrite: bool = False) -> None:
+        """Rename within the sandbox."""
+        self._call(Call("move", {"path": path, "new_path": new_path, "overwrite": overwrite}))
+
+    # --- several, and the sandbox itself -----------------------------------------------------
+
+    def batch(self, batch: Batch, *, stop_on_error: bool = True, timeout_s: float | None = None) -> list[Any]:
+        """Run the collected calls in order as one operation: one round trip, and nothing else of this sandbox' lanes between them.
+
+        One element per call that ran: `CommandResult`, bytes of a read, a plain value, or an *unraised* error.
+        """
+        if not isinstance(batch, Batch):
+            raise NotSupported("batch() takes a sandfleet.Batch: Batch().write_file(…).run(…)")
+        return calls.batch_results(
+            self._call(calls.batch(batch.calls, stop_on_error=stop_on_error, timeout_s=timeout_s))
+        )
+
+    def health(self) -> Health:
+        """Whether the sandbox answers right now."""
+        return calls.health(self._call(Call("health", {}, timeout_s=10.0)), self._target)
+
+    def noop(self) -> None:
+        """Go the whole way to the node and back without touching the sandbox; for measurements."""
+        self._call(Call("noop", {}))

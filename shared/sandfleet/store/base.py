@@ -1,0 +1,491 @@
+"""The contract of the shared state: one method per transition, each of them atomic.
+
+Two implementations: `sandfleet.store.redis.RedisStore` (one Lua script per transition) and
+`sandfleet.store.memory.MemoryStore` (the same under a lock, for tests). One contract suite judges
+both. All points in time are milliseconds of the *store's* clock, never of a caller's.
+
+The facts kept here (``{p}`` is the deployment's prefix):
+
+=========================  ==========================================================================
+``{p}fleet``               hash: when this store first served a fleet; its absence means data was lost
+``{p}nodes``               set of node ids; ``{p}node:{id}`` hash, ``{p}lease:{id}`` string incarnation + PX
+``{p}sandbox:{sid}``       hash: identity, node, incarnation, epoch, state, spec…
+``{p}thread:{digest}``     hash: sandbox_id, data_id (home of its data), epoch of the last owner
+``{p}id:{sid}``            string digest: whom a sandbox id belongs to
+``{p}places:{node}``       zset sandbox id → reservation expiry (+inf once confirmed)
+``{p}warm:{node}``         zset sandbox id → since when nobody is in it
+``{p}agents:{sid}``        zset agent → expiry;  ``{p}busy:{sid}`` zset op id → expiry
+``{p}waiting:{digest}``    list of acquires that wait for this thread's sandbox
+``{p}op:{op_id}``          hash: the op record;  ``{p}inflight:{node}`` zset op id → sequence
+``{p}reply:{client}``      stream of replies
+``{p}blob:{id}:{n}``       chunks; ``{p}blobs`` zset + ``{p}bytes`` hash keep the byte budget
+``{p}lock:{name}``         string token + PX;  ``{p}story:{id}`` list of recent transitions
+=========================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandfleet.ids import Identity
+from sandfleet.model import NodeState, NodeView, SandboxInfo, SandboxSpec
+
+__all__ = [
+    "Acquired",
+    "Claim",
+    "Closed",
+    "NodeRecord",
+    "OpRecord",
+    "OpView",
+    "Push",
+    "Recorded",
+    "Renewal",
+    "Reply",
+    "Reserved",
+    "Route",
+    "Store",
+    "Waiter",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A ready-made Celery message that the same transaction LPUSHes: record and publish cannot part."""
+
+    queue: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a sandbox lives: the fact that routing looks up."""
+
+    sandbox_id: str
+    node_id: str
+    incarnation: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """What a node says of itself when it announces."""
+
+    node_id: str
+    incarnation: str
+    replicas: int
+    data_id: str
+    backends: tuple[str, ...]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """The answer to a lease renewal. ``known`` False: the store lost its data, announce again."""
+
+    now_ms: int
+    state: NodeState
+    known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """An acquire that waits: where its reply goes and which agent holds the sandbox once it lives."""
+
+    op_id: str
+    reply_to: str
+    agent: str
+    agent_ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """What `Store.acquire` found. ``status`` is one of
+
+    live: ``route`` is set, the agent is now a holder, ``was_warm`` tells which pool it came from ·
+    creating: somebody else's creation is under way, the waiter is parked ·
+    requested: nothing lives; the waiter is parked and ``push`` was published (once per burst: with
+    other waiters already parked and a request younger than 2 s it is not published again).
+    """
+
+    status: str
+    route: Route | None = None
+    was_warm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What `Store.reserve` did. ``status`` is one of
+
+    reserved: ``route`` names the new owner and epoch, ``sandbox_id`` is fixed, a place is taken ·
+    live / creating: the thread has one already (nothing was taken; waiters of a live one were answered) ·
+    full: no place on that node · node_down: not alive, not ready, or another incarnation.
+    """
+
+    status: str
+    route: Route | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpRecord:
+    """An operation as it is recorded before it is published.
+
+    ``expect`` says what the sandbox must be for the record to be taken: ``live`` (operations),
+    ``creating`` (node.create) or ``stopping`` (node.destroy). ``start_by_ms`` and ``deadline_ms``
+    are absolute store time; the record, its busy mark and its reply are dropped some time after
+    the deadline.
+    """
+
+    op_id: str
+    kind: str
+    route: Route
+    owner: str  # identity digest
+    start_by_ms: int
+    deadline_ms: int
+    reply_to: str = ""
+    describe: str = ""
+    expect: str = "live"
+    effect: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What `Store.record` did. ``status`` is one of
+
+    recorded: written and pushed · duplicate: this op_id is known for the same sandbox and kind
+    (``state`` and, when done, ``reply`` tell the rest; nothing was pushed) · conflict: the op_id
+    belongs to another op · moved: the route is stale, ``route`` is the current one ·
+    not_found: no such sandbox, or not this owner's · lost · stopping · creating: the sandbox's
+    state does not serve · node_down: its node's lease lapsed · draining · busy: the node's inflight bound is reached.
+    """
+
+    status: str
+    now_ms: int = 0
+    route: Route | None = None
+    state: str = ""
+    reply: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What `Store.claim` decided. ``status`` is one of claimed, already (this incarnation claimed it
+    before: a second delivery), closed (answered already: tombstone, cancelled or done), stale (epoch,
+    node or incarnation is not current, or the lease lapsed), late (``start_by`` passed; the record stays
+    open for `finish` with QueueTimeout), gone (no record)."""
+
+    status: str
+    now_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """What one `close_incarnation` call did; call again while ``more``."""
+
+    not_started: int
+    unknown: int
+    sandboxes: tuple[str, ...]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One entry of a reply stream: ``cursor`` is where to read on."""
+
+    cursor: str
+    op_id: str
+    payload: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpView:
+    """An op record as ``sandfleet ops`` and late readers see it.
+
+    ``state``: recorded, claimed, done, closed. ``outcome``: "", ok, or an error code.
+    """
+
+    op_id: str
+    kind: str
+    sandbox_id: str
+    node_id: str
+    incarnation: str
+    state: str
+    outcome: str
+    describe: str
+    recorded_at_ms: int
+    claimed_at_ms: int | None
+    finished_at_ms: int | None
+    deadline_ms: int
+    reply: str | None = None
+    reply_to: str = ""
+
+
+class Store(ABC):
+    """Shared state. Thread-safe. Every method is one atomic transition (one round trip in Redis).
+
+    Raises (any method):
+        StoreUnavailable: The store does not answer, is loading or full, or refuses the credentials.
+    """
+
+    # --- time and nodes ----------------------------------------------------------------------
+
+    @abstractmethod
+    def now_ms(self) -> int:
+        """The store's clock in unix milliseconds."""
+
+    @abstractmethod
+    def announce(self, node: NodeRecord, *, lease_s: float) -> int:
+        """Register this incarnation of a node, state ready, and take its lease; gives the store's time in ms.
+
+        Repeating it for the same incarnation is harmless (and restores a registration that the store lost;
+        a cordon set before is kept). Inflight entries of earlier incarnations are left for
+        `close_incarnation`, which the caller runs next.
+
+        Raises:
+            NodeIdInUse: Another incarnation holds an unexpired lease.
+        """
+
+    @abstractmethod
+    def renew(self, node_id: str, incarnation: str, *, lease_s: float, load: Mapping[str, Any] | None = None) -> Renewal:
+        """Push the lease ``lease_s`` seconds past now.
+
+        A lapsed lease that nobody took is taken again. ``load`` (small JSON) is kept for ``sandfleet nodes``.
+
+        Raises:
+            LeaseLost: Another incarnation announced itself, or this one was closed (`close_incarnation` with retire).
+        """
+
+    @abstractmethod
+    def set_node_state(self, node_id: str, state: NodeState) -> bool:
+        """Cordon, drain or open a node; False if no such node.
+
+        ``GONE`` is what a leaving node says of itself last: its lease is deleted with it, so that
+        `close_incarnation` may follow at once.
+        """
+
+    @abstractmethod
+    def nodes(self) -> list[NodeView]:
+        """Every known node, dead ones too (`alive` False), sorted by id. Forgotten a day after their last renewal."""
+
+    @abstractmethod
+    def close_incarnation(self, node_id: str, incarnation: str | None, *, reason: str, limit: int = 200) -> Closed:
+        """Answer for a node that died or came back: close what belongs to incarnations *other than* the one given.
+
+        With ``incarnation`` set: everything recorded for other incarnations of this node is closed (a node
+        calls this right after `announce`). With None: everything is closed, the lease is deleted and the
+        node's state becomes gone — refused (nothing done, more=False, zero counts) while its lease is unexpired.
+        Each call handles up to ``limit`` inflight entries, in the order they were recorded: unclaimed →
+        tombstone + reply NotStarted; claimed with effect → OutcomeUnknown; claimed without → NotStarted. A later
+        claim or finish of those ops finds them closed. Sandboxes of the closed incarnations become lost
+        (kept 10 min so that callers get a clear answer; epoch kept), their places are freed; for sandboxes in creation the waiters get
+        NotStarted. ``reason`` goes into messages and stories.
+        """
+
+    @abstractmethod
+    def drain_inflight(self, node_id: str, incarnation: str, *, limit: int = 200) -> Closed:
+        """A leaving node answers for itself: closes *unclaimed* entries of this incarnation with NotStarted, in
+        recorded order, whatever the lease. Claimed ones are left to the node."""
+
+    # --- threads and sandboxes ---------------------------------------------------------------
+
+    @abstractmethod
+    def acquire(self, identity: Identity, waiter: Waiter, *, wait_s: float, push: Push | None) -> Acquired:
+        """The one-call acquire: see `Acquired`.
+
+        A live sandbox counts only while its node's lease is unexpired and the node is not draining/gone (a cordoned node
+        still serves its own). An expired ``creating`` reservation counts as nothing. ``wait_s`` bounds how long the
+        parked waiter is kept. The same waiter (op_id) parked twice is kept once.
+        """
+
+    @abstractmethod
+    def reserve(
+        self,
+        identity: Identity,
+        spec: SandboxSpec,
+        *,
+        node_id: str,
+        incarnation: str,
+        data_id: str,
+        expires_s: float,
+    ) -> Reserved:
+        """Take a place on a node for a thread, atomically with the check that it has none: see `Reserved`.
+
+        The sandbox id is the first of `sandbox_id_candidates` that is free or already this identity's.
+        The epoch is max(last epoch of the thread + 1, store time in µs). The thread's home becomes ``data_id``.
+        The sandbox is ``creating`` until `created`; the place expires after ``expires_s`` unless confirmed.
+        """
+
+    @abstractmethod
+    def created(self, route: Route) -> bool:
+        """Confirm: creating → live; every parked waiter becomes an agent and is answered with the route.
+
+        Reply value: ``{"ok": {"sandbox_id", "node_id", "incarnation", "epoch", "new": true}}``. With no waiter left
+        the sandbox is warm at once. False (nothing done) if the reservation is not this route's any more: the caller must
+        destroy what it started.
+        """
+
+    @abstractmethod
+    def create_failed(self, route: Route, error: Mapping[str, Any]) -> bool:
+        """Give the place back and answer the waiters with the wire ``error``. False if not this route's."""
+
+    @abstractmethod
+    def answer_waiters(self, identity: Identity, error: Mapping[str, Any]) -> int:
+        """Answer every parked waiter of the thread with an error (no capacity, no home…); how many there were."""
+
+    @abstractmethod
+    def adopt(self, identity: Identity, spec: SandboxSpec, route: Route, *, data_id: str) -> bool:
+        """A node re-announces a sandbox it holds after the store lost its data: live again if nothing newer
+        is known of the thread (epoch ≤ route.epoch) and a place is free or already this sandbox's. False: somebody newer owns it, destroy it."""
+
+    @abstractmethod
+    def release(self, sandbox_id: str, owner: str, agent: str) -> bool:
+        """The agent leaves; with no agent and no running op left the sandbox is warm. False if unknown or not the owner's."""
+
+    @abstractmethod
+    def renew_agents(self, agent: str, sandbox_ids: Sequence[str], *, ttl_s: float) -> list[str]:
+        """Push the agent's holds; gives the ids that are no longer live or no longer hold it."""
+
+    @abstractmethod
+    def begin_stop(self, sandbox_id: str, *, owner: str | None, force: bool, reason: str, if_warm_before_ms: int | None = None) -> Recorded:
+        """live → stopping. ``recorded`` with the route; not_found (also when ``owner`` is given and differs); busy: in use
+        (an unexpired agent or op) and not ``force``, or with ``if_warm_before_ms``: not warm or warm since later than that;
+        stopping: it already was (route given); lost: it was lost and is now forgotten; creating."""
+
+    @abstractmethod
+    def stopped(self, route: Route) -> bool:
+        """Removal is confirmed: the place is free, the record gone, the thread's home stays. False if not this route's."""
+
+    @abstractmethod
+    def lost(self, route: Route, *, reason: str) -> bool:
+        """The owner noticed the death of its sandbox: live/creating → lost, place freed. Claimed ops are left to the node.
+        False if not this route's."""
+
+    @abstractmethod
+    def sweep(self, node_id: str, incarnation: str) -> list[tuple[str, int]]:
+        """Node-local upkeep: drop expired agents, busy marks and reservations of this node's sandboxes; those with
+        nobody in them become warm. Gives (sandbox_id, warm since ms) of the node's warm sandboxes, oldest first.
+        Expired reservations: sandbox record removed, waiters answered NotStarted."""
+
+    @abstractmethod
+    def sandbox(self, sandbox_id: str) -> SandboxInfo | None:
+        """What is known of a sandbox. ``state`` is WARM for a live one in the warm pool."""
+
+    @abstractmethod
+    def sandboxes(self, *, node_id: str | None = None, thread_id: str | None = None, user_id: str | None = None) -> list[SandboxInfo]:
+        """All known sandboxes, sorted by id; filters are ANDed."""
+
+    @abstractmethod
+    def route(self, sandbox_id: str) -> Route | None:
+        """Where it lives now, whatever its state except lost."""
+
+    @abstractmethod
+    def thread_home(self, identity: Identity) -> str | None:
+        """The data_id on which the thread's data lies, None if it never had a sandbox."""
+
+    @abstractmethod
+    def forget_home(self, identity: Identity) -> None:
+        """The caller accepts to start fresh elsewhere (``on_lost="fresh"``)."""
+
+    # --- operations --------------------------------------------------------------------------
+
+    @abstractmethod
+    def record(self, op: OpRecord, push: Push | None, *, max_inflight: int = 20_000) -> Recorded:
+        """Record an operation, mark its sandbox busy and publish it, or say why not: see `Recorded`."""
+
+    @abstractmethod
+    def claim(self, op_id: str, route: Route) -> Claim:
+        """Take the right to start the effect, once: see `Claim`."""
+
+    @abstractmethod
+    def finish(self, op_id: str, route: Route, *, outcome: str, reply: str, keep_s: float = 60.0) -> bool:
+        """Answer the operation: state done, reply kept ``keep_s`` seconds and appended to the client's stream if that
+        exists; inflight and busy entries removed. False if it was closed before (that answer stands), or is unknown.
+
+        Args:
+            outcome: ``ok`` or the error's code.
+            reply: The reply JSON, at most 512 KiB.
+        """
+
+    @abstractmethod
+    def cancel(self, op_id: str) -> OpView | None:
+        """Cancel: an unclaimed op is closed and its client answered with Cancelled (state closed in the view); a claimed one is
+        flagged and returned (state claimed) so that the caller can tell its node; done/closed ones are returned as they are."""
+
+    @abstractmethod
+    def op(self, op_id: str) -> OpView | None:
+        """The op record, if it is still kept."""
+
+    @abstractmethod
+    def ops(self, *, node_id: str | None = None, limit: int = 200) -> list[OpView]:
+        """Inflight operations, oldest first."""
+
+    @abstractmethod
+    def queue_length(self, queue: str) -> int:
+        """Messages that wait in a Celery queue."""
+
+    # --- replies -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def open_replies(self, client: str, *, ttl_s: float) -> bool:
+        """Make sure the client's reply stream exists and lives ``ttl_s`` more; True if it had to be made (again)."""
+
+    @abstractmethod
+    def close_replies(self, client: str) -> None:
+        """Drop the stream: nobody will read it."""
+
+    @abstractmethod
+    def read_replies(self, client: str, cursor: str, *, block_s: float) -> list[Reply]:
+        """Entries after ``cursor`` ("0" = from the start), waiting up to ``block_s`` for the first. Uses a connection of its own:
+        one reader thread per client calls this."""
+
+    @abstractmethod
+    def reply(self, waiter: Waiter, payload: str) -> bool:
+        """Append one reply for an acquire outside a transition (errors of the scheduler). False if the client is gone."""
+
+    # --- blobs: bytes above the inline limit -------------------------------------------------
+
+    @abstractmethod
+    def blob_begin(self, blob_id: str, *, client: str, size: int, ttl_s: float) -> None:
+        """Reserve ``size`` bytes of the budgets of this client and of the fleet.
+
+        Raises:
+            ByteBudgetExceeded: Over a budget, or Redis above 75 % of its ``maxmemory``; carries retry_after_s.
+        """
+
+    @abstractmethod
+    def blob_put(self, blob_id: str, index: int, chunk: bytes) -> None:
+        """Store chunk ``index`` with the expiry given at begin (which must have been called)."""
+
+    @abstractmethod
+    def blob_get(self, blob_id: str, index: int) -> bytes | None:
+        """A chunk, or None if it expired."""
+
+    @abstractmethod
+    def blob_drop(self, blob_id: str) -> None:
+        """Remove all chunks and give the budget back. Unknown ids are fine."""
+
+    # --- locks and stories -------------------------------------------------------------------
+
+    @abstractmethod
+    def lock(self, name: str, token: str, *, ttl_s: float) -> bool:
+        """Take or extend a lock that saves work (correctness comes from epochs)."""
+
+    @abstractmethod
+    def unlock(self, name: str, token: str) -> None:
+        """Give it back if it is still ours."""
+
+    @abstractmethod
+    def story(self, key: str) -> list[dict[str, Any]]:
+        """The recent transitions of one sandbox or node, oldest first: ``{"at_ms", "event", …}``. At most 100, kept a day."""
+
+    @abstractmethod
+    def keys(self) -> list[str]:
+        """Every key of this deployment (for tests and ``doctor``; O(n))."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close connections."""

@@ -1,0 +1,101 @@
+"""From the flat lists that scripts answer with to the dataclasses of the contract, and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sandfleet.model import NodeState, NodeView, SandboxInfo, SandboxState
+from sandfleet.store.base import OpView, Route
+
+__all__ = ["ms_of", "node_view", "op_view", "parse_route", "route_text", "sandbox_info", "wire_error"]
+
+
+def ms_of(seconds: float) -> int:
+    """Whole milliseconds, at least one: Redis refuses an expiry of zero."""
+    return max(1, round(seconds * 1000))
+
+
+def route_text(route: Route) -> str:
+    """The route as the scripts keep and compare it."""
+    return f"{route.sandbox_id}|{route.node_id}|{route.incarnation}|{route.epoch}"
+
+
+def parse_route(text: str) -> Route:
+    """The inverse of `route_text`."""
+    sandbox_id, node_id, incarnation, epoch = text.split("|")
+    return Route(sandbox_id, node_id, incarnation, int(epoch))
+
+
+def wire_error(error: Any) -> str:
+    """A reply payload that carries a wire error."""
+    return json.dumps({"error": dict(error)}, separators=(",", ":"))
+
+
+def sandbox_info(row: list[Any]) -> SandboxInfo:
+    """A row of the ``view`` script part."""
+    sandbox_id, state, route_str, thread, user, backend, created, used, warm_since, agents, ops = row
+    route = parse_route(route_str)
+    return SandboxInfo(
+        sandbox_id=sandbox_id,
+        thread_id=thread,
+        user_id=user or None,
+        state=SandboxState.WARM if warm_since else SandboxState(state),
+        node_id=route.node_id,
+        incarnation=route.incarnation,
+        epoch=route.epoch,
+        backend=backend,
+        created_at=int(created) / 1000,
+        used_at=(int(float(warm_since)) if warm_since else int(used)) / 1000,
+        agents=agents,
+        ops=ops,
+    )
+
+
+def node_view(row: list[Any]) -> NodeView:
+    """A row of the ``nodes`` script."""
+    node_id, holder, places, warm, inflight, *flat = row
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    return NodeView(
+        node_id=node_id,
+        incarnation=fields["incarnation"],
+        state=NodeState(fields["state"]),
+        alive=holder == fields["incarnation"],
+        replicas=int(fields["replicas"]),
+        places=places,
+        warm=warm,
+        data_id=fields["data_id"],
+        backends=tuple(json.loads(fields["backends"])),
+        labels=json.loads(fields["labels"]),
+        inflight=inflight,
+        started_at=int(fields["started"]) / 1000,
+        host=fields["host"],
+        pid=int(fields["pid"]),
+        version=fields["version"],
+        load=json.loads(fields.get("load", "{}")),
+    )
+
+
+def op_view(op_id: str, fields: dict[str, str]) -> OpView:
+    """An op hash."""
+    route = parse_route(fields["route"])
+    return OpView(
+        op_id=op_id,
+        kind=fields["kind"],
+        sandbox_id=route.sandbox_id,
+        node_id=route.node_id,
+        incarnation=route.incarnation,
+        state=fields["state"],
+        outcome=fields.get("outcome", ""),
+        describe=fields["describe"],
+        recorded_at_ms=int(fields["at"]),
+        claimed_at_ms=_optional(fields.get("claimed")),
+        finished_at_ms=_optional(fields.get("finished")),
+        deadline_ms=int(fields["deadline"]),
+        reply=fields.get("reply"),
+        reply_to=fields["reply_to"],
+    )
+
+
+def _optional(text: str | None) -> int | None:
+    return int(text) if text else None

@@ -1,0 +1,48 @@
+-- The one-call acquire: hold a live sandbox, or park the waiter and ask the scheduler. Hot path.
+-- KEYS  1 prefix
+-- ARGV  1 digest  2 op id  3 reply_to  4 agent  5 agent ttl ms  6 wait ms  7 queue or ''  8 message
+-- Returns {status, route, was warm 0|1}; status also "crowded" (nothing done).
+--@use time route story reply waiters sandbox
+local ms = now_ms()
+local state, sid, route, node = thread_state(A[1], ms)
+if state == 'live' then
+  local agents, ttl = P .. 'agents:' .. sid, tonumber(A[5])
+  call('ZADD', agents, ms + ttl, A[4])
+  keep(agents, math.max(ttl, 2 * DAY))
+  local was_warm = call('ZREM', P .. 'warm:' .. node, sid)
+  call('HSET', P .. 'sandbox:' .. sid, 'used', ms)
+  call('PEXPIRE', P .. 'sandbox:' .. sid, KEEP)
+  call('PEXPIRE', P .. 'thread:' .. A[1], KEEP)
+  call('PEXPIRE', P .. 'id:' .. sid, KEEP)
+  return { 'live', route, was_warm }
+end
+
+local waiting = P .. 'waiting:' .. A[1]
+local waiters, marks = read_waiters(A[1], ms)
+local others = 0
+for _, w in ipairs(waiters) do
+  if w.op ~= A[2] then others = others + 1 end
+end
+if others >= MAX_WAITERS then return { 'crowded' } end
+if call('HLEN', waiting) > MAX_WAITERS then
+  -- The expired ones take the room: keep only those that still wait.
+  local all = call('HGETALL', waiting)
+  for i = 1, #all, 2 do
+    local expiry = split(all[i + 1])
+    if string.sub(all[i], 1, 1) ~= '@' and tonumber(expiry) <= ms then call('HDEL', waiting, all[i]) end
+  end
+end
+call('HSET', waiting, A[2], (ms + tonumber(A[6])) .. '|' .. A[5] .. '|' .. A[3] .. '|' .. A[4])
+local status = 'creating'
+if state == nil then
+  status = 'requested'
+  local fresh = others > 0 and marks['@req'] and tonumber(marks['@req']) > ms - 2000
+  if A[7] ~= '' and not fresh then
+    call('HSET', waiting, '@req', ms)
+    call('LPUSH', A[7], A[8])
+  end
+end
+-- Kept for the moment a stopping sandbox is out of the way.
+if A[7] ~= '' then call('HSET', waiting, '@queue', A[7], '@message', A[8]) end
+keep(waiting, math.max(tonumber(A[6]), 1))
+return { status }

@@ -1,0 +1,25 @@
+-- Register an incarnation of a node and take its lease.
+-- KEYS  1 prefix
+-- ARGV  1 node  2 incarnation  3 lease ms  4… field value pairs of the node
+-- Returns {now ms, 'ok' | 'in_use' | 'retired', holder}
+--@use time route story
+local ms = now_ms()
+local key, lease = P .. 'node:' .. A[1], P .. 'lease:' .. A[1]
+local holder = call('GET', lease)
+if holder and holder ~= A[2] then return { ms, 'in_use', holder } end
+local n = call('HMGET', key, 'incarnation', 'state', 'retired')
+if n[3] == A[2] then return { ms, 'retired' } end
+local same = n[1] == A[2] and n[2] ~= 'gone'
+call('HSET', key, 'incarnation', A[2], unpack(A, 4))
+if not same then
+  call('HSET', key, 'state', 'ready', 'started', ms)
+  call('HDEL', key, 'load')
+  story(A[1], ms, 'announced', text('incarnation', A[2]))
+end
+call('PEXPIRE', key, DAY)
+call('SET', lease, A[2], 'PX', A[3])
+call('SADD', P .. 'nodes', A[1])
+call('PEXPIRE', P .. 'nodes', KEEP)
+call('HSETNX', P .. 'fleet', 'since', ms)
+call('PEXPIRE', P .. 'fleet', KEEP)
+return { ms, 'ok' }

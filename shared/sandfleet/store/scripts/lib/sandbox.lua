@@ -1,0 +1,38 @@
+-- Remove every trace of a sandbox but its thread (home and epoch stay).
+local function forget(sid, route)
+  local _, node = split(route)
+  call('ZREM', P .. 'places:' .. node, sid)
+  call('ZREM', P .. 'warm:' .. node, sid)
+  call('ZREM', P .. 'sandboxes', sid)
+  call('DEL', P .. 'sandbox:' .. sid, P .. 'agents:' .. sid, P .. 'busy:' .. sid)
+end
+
+-- Lost is kept ten minutes so that callers get a clear answer.
+local function make_lost(sid, route, ms, reason)
+  local _, node = split(route)
+  call('ZREM', P .. 'places:' .. node, sid)
+  call('ZREM', P .. 'warm:' .. node, sid)
+  call('DEL', P .. 'agents:' .. sid, P .. 'busy:' .. sid)
+  call('HSET', P .. 'sandbox:' .. sid, 'state', 'lost', 'used', ms)
+  call('PEXPIRE', P .. 'sandbox:' .. sid, 600000)
+  story(sid, ms, 'lost', text('reason', reason) .. where(route))
+end
+
+-- What a thread has: live, creating, stopping, or nil (nothing that serves; the old record may still be there).
+local function thread_state(digest, ms)
+  local sid = call('HGET', P .. 'thread:' .. digest, 'sandbox_id')
+  if not sid then return nil end
+  local sb = call('HMGET', P .. 'sandbox:' .. sid, 'owner', 'state', 'route')
+  if sb[1] ~= digest then return nil end
+  local state, route = sb[2], sb[3]
+  local _, node, inc = split(route)
+  if state == 'lost' or call('GET', P .. 'lease:' .. node) ~= inc then return nil, sid, route, node end
+  if state == 'live' then
+    local ns = call('HGET', P .. 'node:' .. node, 'state')
+    if ns ~= 'ready' and ns ~= 'cordoned' then state = nil end
+  elseif state == 'creating' then
+    local until_ms = tonumber(call('ZSCORE', P .. 'places:' .. node, sid) or 0)
+    if until_ms <= ms then state = nil end
+  end
+  return state, sid, route, node
+end

@@ -1,0 +1,13 @@
+-- Cordon, drain or open a node.
+-- KEYS  1 prefix
+-- ARGV  1 node  2 state
+-- Returns 1, or 0 if there is no such node (a retired one comes back by announcing only).
+--@use time story
+local key = P .. 'node:' .. A[1]
+local state = call('HGET', key, 'state')
+if not state or state == 'gone' then return 0 end
+if state ~= A[2] then
+  call('HSET', key, 'state', A[2])
+  story(A[1], now_ms(), 'state', text('state', A[2]))
+end
+return 1

@@ -1,0 +1,1 @@
+"""Runs sandboxes on a node."""

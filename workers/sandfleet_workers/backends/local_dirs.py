@@ -1,0 +1,96 @@
+"""The host side of a local sandbox's directories: who owns them, and nothing followed on the way.
+
+Everything below the thread's directory was written by a sandbox, so it is only ever touched through
+descriptors of directories, and never through a symlink.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from sandfleet.errors import StartFailed
+
+__all__ = ["CHILDREN", "open_user_data", "prepare_run_dir", "remove_tree", "sandbox_uid"]
+
+CHILDREN = ("workspace", "uploads", "outputs")
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def sandbox_uid(digest: str, base: int, count: int) -> int:
+    """The uid of an identity's sandboxes: always the same, in ``range(base, base + count)``."""
+    return base + int(digest[:15], 16) % count
+
+
+def open_user_data(path: Path, uid: int | None) -> int:
+    """The thread's directory, opened; its three children exist and belong to ``uid``.
+
+    The top stays with the worker's user, so that the sandbox can neither rename nor replace the
+    children in it. Without ``uid`` (a worker that is not root) everything has one owner and that
+    cannot be enforced.
+
+    Raises:
+        StartFailed: Something else lies in the place of a directory.
+    """
+    try:
+        top = os.open(path, _DIRECTORY)
+    except OSError as exc:
+        raise StartFailed(f"the thread's directory cannot be opened: {exc.strerror}", reason="data_missing") from exc
+    try:
+        if uid is not None:
+            if os.fstat(top).st_uid != os.geteuid():
+                os.fchown(top, os.geteuid(), os.getegid())
+            os.fchmod(top, 0o755)
+        for name in CHILDREN:
+            _own_child(top, name, uid)
+    except OSError as exc:
+        os.close(top)
+        reason = "disk" if exc.errno in (28, 122) else "data_unusable"
+        raise StartFailed(f"the thread's directory cannot be prepared: {exc.strerror}", reason=reason) from exc
+    return top
+
+
+def _own_child(top: int, name: str, uid: int | None) -> None:
+    try:
+        os.mkdir(name, 0o755, dir_fd=top)
+    except FileExistsError:
+        pass
+    child = os.open(name, _DIRECTORY, dir_fd=top)
+    try:
+        if uid is not None and os.fstat(child).st_uid != uid:
+            _give(child, uid)
+            os.fchown(child, uid, uid)  # the mark that the walk below was completed, hence last
+    finally:
+        os.close(child)
+
+
+def _give(top: int, uid: int) -> None:
+    """Make everything below ``top`` belong to ``uid``, without recursion: the tree may be as deep as it likes."""
+    waiting = [os.dup(top)]
+    while waiting:
+        directory = waiting.pop()
+        try:
+            with os.scandir(directory) as entries:
+                children = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+            for name, is_dir in children:
+                os.chown(name, uid, uid, dir_fd=directory, follow_symlinks=False)
+                if is_dir:
+                    waiting.append(os.open(name, _DIRECTORY, dir_fd=directory))
+        finally:
+            os.close(directory)
+
+
+def prepare_run_dir(path: Path, uid: int | None) -> int:
+    """An empty directory for the socket, owned by the sandbox's user, opened."""
+    remove_tree(path)
+    path.mkdir(mode=0o700, parents=True)
+    fd = os.open(path, _DIRECTORY)
+    if uid is not None:
+        os.fchown(fd, uid, uid)
+    return fd
+
+
+def remove_tree(path: Path) -> None:
+    """Remove what the sandbox left there. `shutil.rmtree` goes by descriptors and follows nothing."""
+    shutil.rmtree(path, ignore_errors=True)

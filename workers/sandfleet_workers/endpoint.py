@@ -1,0 +1,319 @@
+"""The worker's way into a sandbox that runs sandboxd: HTTP over a pool of kept-alive sockets.
+
+Starting an operation takes an idle socket, sends the request and returns; the waiter's thread
+reads the answer and completes the operation. A socket is used only after the other end has proved
+to be this sandbox (see `sandfleet_workers.endpoint_socket`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from sandfleet.backends import Completion, Connection, Done, Liveness, Operation
+from sandfleet.errors import (
+    Busy,
+    InternalError,
+    NotStarted,
+    OutcomeUnknown,
+    SandboxLost,
+    SandfleetError,
+)
+from sandfleet_workers.batch import BatchRun
+from sandfleet_workers.endpoint_channel import Channel
+from sandfleet_workers.endpoint_http import BadReply, Reply, Request
+from sandfleet_workers.endpoint_ops import LostSessions, Steps, kill_steps, steps_of
+from sandfleet_workers.endpoint_socket import Endpoint, Unreachable
+from sandfleet_workers.waiter import Waiter, shared_waiter
+
+__all__ = ["EndpointConnection"]
+
+_MAX_CHANNELS = 256
+_MAX_IDLE = 32
+_HEAVY_BYTES = 256 * 1024
+_CANCEL_WAIT_S = 5.0
+_CANCEL_RETRY_S = 0.02
+
+_heavy_lock = threading.Lock()
+_heavy_pool: ThreadPoolExecutor | None = None
+
+
+def _heavy(work: Callable[[], None]) -> None:
+    """Do what would keep the waiter from other sandboxes (large answers, asking for liveness) elsewhere."""
+    global _heavy_pool
+    with _heavy_lock:
+        if _heavy_pool is None:
+            _heavy_pool = ThreadPoolExecutor(2, thread_name_prefix="sandfleet-heavy")
+    _heavy_pool.submit(work)
+
+
+class Call:
+    """One operation on its way: its steps, and what is known about the request that is out."""
+
+    __slots__ = ("done", "op", "request", "retried", "sent", "steps")
+
+    def __init__(self, op: Operation, steps: Steps, done: Done) -> None:
+        self.op = op
+        self.steps = steps
+        self.done = done
+        self.request: Request | None = None
+        self.sent = False
+        self.retried = False
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether an effect may have begun whose outcome has not come back."""
+        return self.sent and self.request is not None and self.request.effect
+
+
+class EndpointConnection(Connection):
+    """Carries out operations in one sandbox over its endpoint.
+
+    Args:
+        endpoint: Where sandboxd listens; closed with the connection.
+        sandbox_id: For errors.
+        liveness: Asked when nobody listens any more; may block for a moment.
+        waiter: The node's waiter.
+        guard_tick_s: How often overdue answers are looked for while operations run, in seconds.
+        hello_s: How long the other end may take to prove who it is, in seconds.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        sandbox_id: str,
+        liveness: Callable[[], Liveness],
+        waiter: Waiter | None = None,
+        guard_tick_s: float = 2.0,
+        hello_s: float = 5.0,
+    ) -> None:
+        self._endpoint = endpoint
+        self._sandbox_id = sandbox_id
+        self._liveness = liveness
+        self._waiter = waiter or shared_waiter()
+        self._guard_tick_s = guard_tick_s
+        self._hello_s = hello_s
+        self._idle: list[Channel] = []
+        self._channels: set[Channel] = set()
+        self._commands: set[str] = set()
+        self._batches: dict[str, BatchRun] = {}
+        self._lost_sessions: LostSessions = set()
+        self._lock = threading.Lock()
+        self._guarding = False
+        self._closed = False
+
+    # --- the contract --------------------------------------------------------------------------
+
+    def start(self, op: Operation, done: Done) -> None:
+        if op.kind == "batch":
+            self._start_batch(op, done)
+            return
+        if op.kind == "execute_command":
+            self._commands.add(op.op_id)
+        try:
+            call = Call(op, steps_of(op, self._lost_sessions), done)
+        except SandfleetError as exc:
+            done(Completion(error=exc))
+            return
+        self._advance(call, None)
+
+    def cancel(self, op_id: str) -> bool:
+        batch = self._batches.get(op_id)
+        if batch is not None:
+            return batch.cancel()
+        deadline = time.monotonic() + _CANCEL_WAIT_S
+        # The command's request and this one travel on two sockets and may arrive in either order.
+        while op_id in self._commands and time.monotonic() < deadline:
+            if self._kill(op_id, deadline):
+                return True
+            time.sleep(_CANCEL_RETRY_S)
+        return False
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            channels = list(self._channels)
+        for channel in channels:
+            self._broken(channel, "the connection was closed")
+        self._endpoint.close()
+
+    def _start_batch(self, op: Operation, done: Done) -> None:
+        def finished(completion: Completion) -> None:
+            self._batches.pop(op.op_id, None)
+            done(completion)
+
+        batch = BatchRun(self, op, finished)
+        self._batches[op.op_id] = batch
+        batch.start()
+
+    def _kill(self, op_id: str, deadline: float) -> bool:
+        answered, box = threading.Event(), list[Completion]()
+
+        def keep(completion: Completion) -> None:
+            box.append(completion)
+            answered.set()
+
+        self._advance(Call(Operation("", "kill", {}), kill_steps(op_id), keep), None)
+        return answered.wait(max(0.0, deadline - time.monotonic())) and box[0].value is True
+
+    # --- one step after the other --------------------------------------------------------------
+
+    def _advance(self, call: Call, reply: Reply | None) -> None:
+        """Give the operation its reply, and send what it asks next."""
+        call.sent = False
+        try:
+            request = next(call.steps) if reply is None else call.steps.send(reply)
+        except StopIteration as stop:
+            self._finish(call, stop.value)
+        except SandfleetError as exc:
+            self._finish(call, Completion(error=exc))
+        except Exception as exc:  # whatever a hostile answer makes the parsing do, the operation ends
+            self._finish(call, Completion(error=self._nonsense(call, exc, replied=reply is not None)))
+        else:
+            call.retried = False
+            self._send(call, request)
+
+    def _nonsense(self, call: Call, exc: Exception, *, replied: bool) -> SandfleetError:
+        text = f"sandboxd's answer to {call.op.kind} makes no sense: {type(exc).__name__}: {str(exc)[:200]}"
+        if replied and call.request is not None and call.request.effect:
+            return OutcomeUnknown(text, reason="bad_reply", op_id=call.op.op_id)
+        return InternalError(text, reason="bad_reply")
+
+    def _finish(self, call: Call, completion: Completion) -> None:
+        if call.op.kind == "execute_command":
+            self._commands.discard(call.op.op_id)
+        call.steps.close()
+        call.done(completion)
+
+    def _send(self, call: Call, request: Request, *, fresh: bool = False) -> None:
+        call.request = request
+        while True:
+            channel = None if fresh else self._take()
+            if channel is None:
+                try:
+                    channel = self._open()
+                except SandfleetError as exc:
+                    self._finish(call, Completion(error=self._unsent(call, exc)))
+                    return
+                except Unreachable as exc:
+                    self._lost_before(call, str(exc), gone=exc.gone)
+                    return
+            if channel.launch(call, request):
+                self._guard()
+                return
+            self._drop(channel)
+
+    def _unsent(self, call: Call, error: SandfleetError) -> SandfleetError:
+        """What an operation ends with whose next request could not go out."""
+        if call.in_doubt:
+            return OutcomeUnknown(
+                f"the connection broke while {call.op.kind} ran: {error}",
+                op_id=call.op.op_id,
+                sandbox_id=self._sandbox_id,
+            )
+        error.facts.setdefault("sandbox_id", self._sandbox_id)
+        return error
+
+    def _lost_before(self, call: Call, why: str, *, gone: bool) -> None:
+        """Nobody answers and nothing is out but perhaps an earlier request of this call."""
+
+        def ask() -> None:
+            error: SandfleetError = NotStarted(f"the sandbox could not be reached: {why}", reason="unreachable")
+            if gone and not call.in_doubt and self._liveness() is Liveness.DEAD:
+                error = SandboxLost("the sandbox is dead", reason="dead")
+            self._finish(call, Completion(error=self._unsent(call, error)))
+
+        _heavy(ask)
+
+    # --- channels ------------------------------------------------------------------------------
+
+    def _take(self) -> Channel | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _open(self) -> Channel:
+        if self._closed:
+            raise NotStarted("the connection is closed", reason="closed")
+        if len(self._channels) >= _MAX_CHANNELS:
+            raise Busy(f"{_MAX_CHANNELS} operations run in this sandbox already", retry_after_s=0.5)
+        channel = Channel(self, self._endpoint, self._waiter, self._hello_s)
+        with self._lock:
+            self._channels.add(channel)
+        return channel
+
+    def _drop(self, channel: Channel) -> Call | None:
+        with self._lock:
+            self._channels.discard(channel)
+        try:
+            self._idle.remove(channel)
+        except ValueError:
+            pass
+        return channel.kill()
+
+    def on_reply(self, channel: Channel, call: Call, reply: Reply, *, reusable: bool) -> None:
+        """A channel's answer is complete (on the waiter's thread)."""
+        if reusable and not self._closed and len(self._idle) < _MAX_IDLE:
+            self._idle.append(channel)
+        else:
+            self._drop(channel)
+        if len(reply.body) > _HEAVY_BYTES:
+            _heavy(lambda: self._advance(call, reply))
+        else:
+            self._advance(call, reply)
+
+    def on_broken(self, channel: Channel, why: str, error: SandfleetError | None = None) -> None:
+        """A channel ended, or the other end is not who it should be (``error``)."""
+        self._broken(channel, why, error)
+
+    def on_nonsense(self, channel: Channel, exc: BadReply) -> None:
+        """What came is not HTTP as agreed."""
+        call = self._drop(channel)
+        if call is not None:
+            self._finish(call, Completion(error=self._nonsense(call, exc, replied=call.sent)))
+
+    def _broken(self, channel: Channel, why: str, error: SandfleetError | None = None) -> None:
+        call = self._drop(channel)
+        if call is None:
+            return
+        if error is not None:
+            self._finish(call, Completion(error=self._unsent(call, error)))
+        elif self._closed:
+            self._finish(call, Completion(error=self._unsent(call, NotStarted(why, reason="closed"))))
+        elif not call.sent or call.request is None or call.request.find is None or call.retried:
+            self._lost_before(call, why, gone=True)
+        else:
+            call.retried = True
+            find = call.request.find
+            _heavy(lambda: self._send(call, find, fresh=True))
+
+    # --- the guard -----------------------------------------------------------------------------
+
+    def _guard(self) -> None:
+        """Look at overdue answers from time to time, as long as any is out."""
+        if not self._guarding:
+            self._guarding = True
+            self._waiter.call_later(self._guard_tick_s, self._look)
+
+    def _look(self) -> None:
+        self._guarding = False
+        now = time.monotonic()
+        with self._lock:
+            busy = [channel for channel in self._channels if channel.call is not None]
+        for channel in busy:
+            if channel.call is not None and channel.overdue_at <= now:
+                self._overdue(channel)
+        if busy and not self._closed:
+            self._guard()
+
+    def _overdue(self, channel: Channel) -> None:
+        call = self._drop(channel)
+        if call is not None:
+            late = NotStarted("sandboxd does not answer; nothing is known to have begun", reason="no_answer")
+            self._finish(call, Completion(error=self._unsent(call, late)))

@@ -1,0 +1,165 @@
+"""Getting a socket to exactly one sandbox and to nobody else.
+
+The directory that holds the socket is writable from inside the sandbox. Whatever lies at its name
+may have been put there by an enemy: a symlink to a neighbour's socket, a regular file, a FIFO, a
+server of his own. ▲ (a planted symlink led a worker into another tenant's sandbox)
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import os
+import secrets
+import socket
+import stat
+import struct
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sandfleet.errors import SandboxLost, SandfleetError
+
+__all__ = ["Endpoint", "TcpEndpoint", "UnixEndpoint", "Unreachable", "new_challenge"]
+
+_PEERCRED = struct.Struct("3i")
+_NOBODY_LISTENS = {errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTDIR, errno.ESTALE}
+
+
+class Unreachable(Exception):
+    """Nobody answers at the endpoint; whether the sandbox lives has to be asked elsewhere.
+
+    ``gone`` is False when somebody is there but has no room (a full backlog, no descriptors left).
+    """
+
+    def __init__(self, reason: str, *, gone: bool) -> None:
+        super().__init__(reason)
+        self.gone = gone
+
+
+class Endpoint(Protocol):
+    """Where a sandboxd listens and how it proves that it is the one."""
+
+    @property
+    def token(self) -> str | None:
+        """The bearer token every request carries, if any."""
+
+    def connect(self) -> socket.socket:
+        """A new non-blocking socket, perhaps still connecting.
+
+        Raises:
+            Unreachable: Nobody listens there.
+            SandboxLost: Something else has taken its place (``reason`` endpoint_replaced).
+        """
+
+    def proves(self, challenge: str, proof: object) -> bool:
+        """Whether ``proof`` is this sandbox's answer to ``challenge``."""
+
+    def close(self) -> None:
+        """Release what `connect` needs."""
+
+
+def new_challenge() -> str:
+    """A challenge no one has seen."""
+    return secrets.token_hex(16)
+
+
+def _replaced(what: str) -> SandfleetError:
+    return SandboxLost(f"the sandbox's socket was replaced: {what}", reason="endpoint_replaced")
+
+
+class _Keyed:
+    key: bytes
+
+    def proves(self, challenge: str, proof: object) -> bool:
+        expected = hmac.new(self.key, bytes.fromhex(challenge), "sha256").hexdigest()
+        return isinstance(proof, str) and hmac.compare_digest(expected.encode(), proof.encode("utf-8", "replace"))
+
+
+@dataclass(slots=True)
+class UnixEndpoint(_Keyed):
+    """A unix socket in a directory the sandbox can write.
+
+    Args:
+        dir_fd: The directory, pinned when the sandbox was made; this object closes it.
+        name: The socket's name in it.
+        key: What sandboxd proves to know.
+        uid: Whom the kernel must name as the other end; None where it cannot be known.
+        pid: Its process, as this host numbers it; None takes the first one that proves the key.
+        token: For a sandboxd that asks for one.
+    """
+
+    dir_fd: int
+    name: str
+    key: bytes = field(repr=False)
+    uid: int | None = None
+    pid: int | None = None
+    token: str | None = field(default=None, repr=False)
+
+    def connect(self) -> socket.socket:
+        try:
+            target = os.open(self.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.dir_fd)
+        except OSError as exc:
+            raise Unreachable(f"socket: {exc.strerror}", gone=exc.errno in _NOBODY_LISTENS) from exc
+        try:
+            if not stat.S_ISSOCK(os.fstat(target).st_mode):
+                raise _replaced("what lies there is no socket")
+            return self._connect_to(target)
+        finally:
+            os.close(target)
+
+    def _connect_to(self, target: int) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            # Through the descriptor: no second look at the name, and no limit of 108 bytes on its length.
+            sock.connect(f"/proc/self/fd/{target}")
+            peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+            pid, uid, _gid = _PEERCRED.unpack(peer)
+            if self.uid is not None and uid != self.uid:
+                raise _replaced("another user's process listens there")
+            if self.pid is not None and pid != self.pid:
+                raise _replaced("another process listens there")
+        except OSError as exc:
+            sock.close()
+            raise Unreachable(f"connect: {exc.strerror}", gone=exc.errno in _NOBODY_LISTENS) from exc
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def close(self) -> None:
+        if self.dir_fd >= 0:
+            os.close(self.dir_fd)
+            self.dir_fd = -1
+
+
+@dataclass(slots=True)
+class TcpEndpoint(_Keyed):
+    """A TCP port with a bearer token.
+
+    Args:
+        host: An address or name; a name is looked up on every connect.
+        port: The port.
+        key: What sandboxd proves to know.
+        token: What it asks of us.
+    """
+
+    host: str
+    port: int
+    key: bytes = field(repr=False)
+    token: str | None = field(repr=False)
+
+    def connect(self) -> socket.socket:
+        try:
+            family, kind, proto, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+            sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, proto)
+        except OSError as exc:
+            raise Unreachable(f"{self.host}: {exc.strerror}", gone=False) from exc
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        code = sock.connect_ex(address)
+        if code not in (0, errno.EINPROGRESS):
+            sock.close()
+            raise Unreachable(f"connect: {os.strerror(code)}", gone=code in _NOBODY_LISTENS)
+        return sock
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,122 @@
+"""The node's lease: who renews it, and what says that it is still ours."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from sandfleet.errors import LeaseLost, StoreUnavailable
+from sandfleet.model import NodeState
+from sandfleet.store.base import NodeRecord, Store
+
+__all__ = ["Lease"]
+
+log = logging.getLogger("sandfleet.node")
+
+
+def boot_s() -> float:
+    """Seconds since boot, counting sleep and SIGSTOP: the clock that fences a node that was paused."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Lease:
+    """Announces the node, renews its lease from a thread of its own, and knows until when it holds.
+
+    Renewal is gated on Celery's main loop: a node whose loop hangs consumes nothing, so it must not look alive.
+
+    Args:
+        record: What the node says of itself.
+        on_tick: Called after each renewal, on this thread: the node's upkeep.
+        on_lost: Called once when another incarnation holds the node id.
+        on_forgotten: Called when the store had lost its data and the node announced itself again.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        record: NodeRecord,
+        *,
+        lease_s: float,
+        on_tick: Callable[[int], None],
+        on_lost: Callable[[LeaseLost], None],
+        on_forgotten: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._record = record
+        self._lease_s = lease_s
+        self._on_tick, self._on_lost, self._on_forgotten = on_tick, on_lost, on_forgotten
+        self._valid_until = 0.0
+        self._loop_ticked_at = boot_s()
+        self._offset_ms = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sandfleet-lease", daemon=True)
+        self.state = NodeState.READY
+
+    def announce(self) -> None:
+        """Take the lease.
+
+        Raises:
+            NodeIdInUse: Another incarnation holds it; a killed one's lapses within ``lease_s``.
+        """
+        asked_at = boot_s()
+        self._learn(self._store.announce(self._record, lease_s=self._lease_s))
+        self._valid_until = asked_at + self._lease_s
+
+    def start(self) -> None:
+        """Begin to renew."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop renewing; the lease itself is left to the caller."""
+        self._stop.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout=2.0)
+
+    def loop_ticked(self) -> None:
+        """Celery's main loop is alive (called by a timer in it)."""
+        self._loop_ticked_at = boot_s()
+
+    def holds(self) -> bool:
+        """Whether the lease surely holds now, by this machine's boot clock."""
+        return boot_s() < self._valid_until
+
+    def now_ms(self) -> int:
+        """The store's time, from the last renewal and this process' monotonic clock."""
+        return int(time.monotonic() * 1000 + self._offset_ms)
+
+    def _learn(self, store_ms: int) -> None:
+        self._offset_ms = store_ms - time.monotonic() * 1000
+
+    def _run(self) -> None:
+        while not self._stop.wait(min(1.0, self._lease_s / 4)):
+            try:
+                if boot_s() - self._loop_ticked_at < self._lease_s:
+                    self._renew()
+                else:
+                    log.warning("lease.loop_silent", extra={"node_id": self._record.node_id})
+                if self.holds():
+                    self._on_tick(self.now_ms())
+            except LeaseLost as exc:
+                self._valid_until = 0.0
+                self._on_lost(exc)
+                return
+            except StoreUnavailable as exc:
+                log.warning("lease.store_unavailable", extra={"node_id": self._record.node_id, "error": str(exc)})
+            except Exception:
+                # Upkeep must not end the renewals: the node would look dead with its sandboxes alive.
+                log.exception("lease.tick_failed", extra={"node_id": self._record.node_id})
+
+    def _renew(self) -> None:
+        asked_at = boot_s()
+        answer = self._store.renew(self._record.node_id, self._record.incarnation, lease_s=self._lease_s)
+        if self._stop.is_set():
+            return
+        self._learn(answer.now_ms)
+        self.state = answer.state
+        if not answer.known:
+            self.announce()
+            self._on_forgotten()
+            log.warning("node.reannounced", extra={"node_id": self._record.node_id})
+        self._valid_until = asked_at + self._lease_s

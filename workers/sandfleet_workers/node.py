@@ -1,0 +1,382 @@
+"""The node: what one machine's worker holds and how it carries out operations on it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sandfleet import blobs
+from sandfleet.backends import Completion, Connection, Operation, SandboxBackend
+from sandfleet.config import Settings
+from sandfleet.errors import (
+    Cancelled,
+    InternalError,
+    InvalidArgument,
+    LeaseLost,
+    NotStarted,
+    OperationFailed,
+    OutcomeUnknown,
+    QueueTimeout,
+    SandboxNotFound,
+    SandboxStopping,
+    SandfleetError,
+    StoreUnavailable,
+)
+from sandfleet.ids import Identity, new_token
+from sandfleet.model import NodeState, SandboxSpec
+from sandfleet.ops import OPS, lanes_of, parse_args
+from sandfleet.store.base import Route, Store
+from sandfleet.wire import OpMessage
+from sandfleet_workers.batch import BatchRun
+from sandfleet_workers.pool import Job, LanePool, Plan
+
+__all__ = ["Held", "Node"]
+
+log = logging.getLogger("sandfleet.node")
+
+LIFECYCLE = frozenset({"node.create", "node.destroy"})
+
+
+@dataclass(slots=True)
+class Held:
+    """A sandbox this node holds."""
+
+    route: Route
+    identity: Identity
+    spec: SandboxSpec
+    backend: SandboxBackend
+    connection: Connection
+    stopping: bool = False
+
+
+@dataclass(slots=True)
+class _Carry:
+    """What the node remembers of a job between its steps."""
+
+    message: OpMessage
+    route: Route
+    claimed: bool = False
+    finished: bool = False
+    batch: BatchRun | None = None
+
+
+class Node:
+    """Carries out operations for the sandboxes it holds; the pool's `Engine`.
+
+    Everything here is called from pool threads except `plan` (Celery's main loop, no I/O) and completions
+    (the waiter's thread).
+    """
+
+    def __init__(self, settings: Settings, store: Store, pool: LanePool, node_id: str) -> None:
+        from sandfleet_workers.lifecycle import Lifecycle  # noqa: PLC0415  (it needs Held from here)
+
+        self.settings = settings
+        self.store = store
+        self.pool = pool
+        self.node_id = node_id
+        self.incarnation = new_token()
+        self.held: dict[str, Held] = {}
+        self.lifecycle = Lifecycle(self)
+        #: Set by the bootstep once the lease is taken.
+        self.lease: Any = None
+        self.draining = False
+        self._unsent: deque[tuple[str, Route, str, str]] = deque(maxlen=10_000)
+        self._unsent_lock = threading.Lock()
+
+    # --- Engine: deciding lanes --------------------------------------------------------------
+
+    def plan(self, job: Job) -> Plan:
+        """Lanes of the job from its message; malformed ones raise and are answered."""
+        args = job.request.args
+        if len(args) != 1 or job.request.kwargs:
+            raise InvalidArgument(
+                f"{job.request.name} on a node's queue takes one operation message; send plain calls to the queue sandfleet.ops"
+            )
+        message = OpMessage.from_wire(args[0])
+        if message.op_id != job.op_id or message.kind not in (
+            job.request.name,
+            job.request.name.partition(".")[2],
+        ):
+            raise InvalidArgument("the message does not belong to this task id and name")
+        job.carry = _Carry(message, message.route)
+        if message.kind in LIFECYCLE:
+            return Plan(exclusive=(f"{message.route.sandbox_id}/life",), lifecycle=True)
+        size = len(message.content.get("t", "") or message.content.get("b", "")) if message.content else 0
+        sandbox_id = message.route.sandbox_id
+        if message.kind == "cancel":
+            return Plan(size=size)
+        return Plan(lanes_of(message.kind, message.args, sandbox_id, message.caller), (sandbox_id,), size)
+
+    # --- Engine: starting --------------------------------------------------------------------
+
+    def begin(self, job: Job) -> None:
+        """Check, claim and start one operation; its completion answers it."""
+        carry: _Carry = job.carry
+        message = carry.message
+        try:
+            if job.cancelled:
+                raise Cancelled(
+                    f"operation {job.op_id} was cancelled before it started", started=False, op_id=job.op_id
+                )
+            if message.kind in LIFECYCLE:
+                if self._claim(job, carry):
+                    self.pool.accepted(job)
+                    self.lifecycle.run(job, carry.message)
+                return
+            held = self._held_for(message)
+            args = self._arguments(message)
+            if message.kind in OPS and OPS[message.kind].effect:
+                if not self._claim(job, carry):
+                    return
+            elif self.lease.now_ms() > message.start_by_ms:
+                raise self._late(job)
+            self.pool.accepted(job)
+            self._start(job, held, message, args)
+        except SandfleetError as exc:
+            self.finish(job, Completion(error=exc))
+        except Exception as exc:
+            log.exception("op.begin_failed", extra={"op_id": job.op_id})
+            error = f"{type(exc).__name__}: {exc}"
+            self.finish(job, Completion(error=OutcomeUnknown(error) if carry.claimed else InternalError(error)))
+
+    def _held_for(self, message: OpMessage) -> Held:
+        held = self.held.get(message.route.sandbox_id)
+        if held is None or held.route != message.route:
+            raise NotStarted(
+                f"node {self.node_id} does not hold sandbox {message.route.sandbox_id} of epoch {message.route.epoch}",
+                reason="stale_route",
+                sandbox_id=message.route.sandbox_id,
+            )
+        if held.identity != message.identity:
+            # The same answer as for an id that does not exist: nobody learns whose it is.
+            raise SandboxNotFound(
+                f"no sandbox {message.route.sandbox_id} of yours", sandbox_id=message.route.sandbox_id
+            )
+        if held.stopping:
+            raise SandboxStopping(
+                f"sandbox {message.route.sandbox_id} is being destroyed", sandbox_id=message.route.sandbox_id
+            )
+        if not self.lease.holds():
+            raise NotStarted(f"node {self.node_id} lost touch with Redis", reason="lease", retry_after_s=1.0)
+        return held
+
+    def _arguments(self, message: OpMessage) -> dict[str, Any]:
+        raw = blobs.unpack_json(self.store, message.args)
+        args: dict[str, Any] = parse_args(message.kind, raw).model_dump(exclude_unset=True)
+        return args
+
+    def _claim(self, job: Job, carry: _Carry) -> bool:
+        """Take the right to start; False if somebody answered already."""
+        if not self.lease.holds():
+            raise NotStarted(f"node {self.node_id} lost touch with Redis", reason="lease", retry_after_s=1.0)
+        claim = self.store.claim(job.op_id, carry.message.route)
+        match claim.status:
+            case "claimed":
+                carry.claimed = True
+                return True
+            case "late":
+                raise self._late(job)
+            case "stale":
+                raise NotStarted(
+                    f"operation {job.op_id} belongs to an earlier owner of its sandbox", reason="stale_route"
+                )
+        # already, closed, gone: this delivery is a second one, or its answer went out (a tombstone).
+        log.info("op.dropped", extra={"op_id": job.op_id, "why": claim.status})
+        self.pool.drop(job)
+        return False
+
+    def _late(self, job: Job) -> QueueTimeout:
+        waited = time.monotonic() - job.taken_at
+        return QueueTimeout(
+            f"operation {job.op_id} waited {waited:.1f} s for its lane, past its start_by; it did not run",
+            op_id=job.op_id,
+        )
+
+    def _start(self, job: Job, held: Held, message: OpMessage, args: dict[str, Any]) -> None:
+        if message.kind == "noop":
+            self.finish(job, Completion(value={}))
+            return
+        if message.kind == "cancel":
+            found = self._cancel_other(message, args["op_id"])
+            self.finish(job, Completion(value={"found": found}))
+            return
+        if message.kind == "execute_command":
+            self._limit(args, message)
+        content = blobs.unpack_bytes(self.store, message.content)
+        op = Operation(job.op_id, message.kind, args, content)
+
+        def done(completion: Completion) -> None:
+            if completion.content is not None and len(completion.content) > 64 * 1024:
+                # Big answers are moved to Redis in chunks: not on the waiter's thread.
+                self.pool.run(lambda: self.finish(job, completion))
+            else:
+                self.finish(job, completion)
+
+        if message.kind == "batch":
+            for item in args["ops"]:
+                if item["kind"] == "execute_command":
+                    item["args"] = self._limit(dict(item.get("args") or {}), message)
+            job.carry.batch = BatchRun(held.connection, op, done)
+            job.carry.batch.start()
+        else:
+            held.connection.start(op, done)
+
+    def _limit(self, args: dict[str, Any], message: OpMessage) -> dict[str, Any]:
+        """Every command has a deadline, and none outlives what its caller said it would wait for."""
+        left_s = max(0.1, (message.deadline_ms - self.lease.now_ms()) / 1000)
+        args["timeout_s"] = min(args.get("timeout_s") or self.settings.command_timeout_s, left_s)
+        return args
+
+    # --- cancelling --------------------------------------------------------------------------
+
+    def _cancel_other(self, message: OpMessage, op_id: str) -> bool:
+        with_same_owner = self.pool.carry_of(op_id)
+        if with_same_owner is None or with_same_owner.message.route.sandbox_id != message.route.sandbox_id:
+            return False
+        return self.pool.cancel(op_id)
+
+    def cancel(self, job: Job) -> None:
+        """End a running operation: its process group is killed, the completion tells what it was."""
+        held = self.held.get(job.carry.message.route.sandbox_id) if job.carry else None
+        if held is None:
+            return
+        if job.carry.batch is not None:
+            job.carry.batch.cancel()
+        else:
+            held.connection.cancel(job.op_id)
+
+    # --- answering ---------------------------------------------------------------------------
+
+    def refuse(self, job: Job, error: SandfleetError) -> None:
+        """Answer a job that was not begun."""
+        if job.carry is None:
+            # Malformed or foreign: there is no record to close, only Celery to tell.
+            log.warning("op.refused", extra={"op_id": job.op_id, "code": error.code, "error": str(error)})
+            job.failure = OperationFailed(json.dumps(error.to_wire()))
+            self.pool.complete(job)
+            return
+        self.finish(job, Completion(error=error))
+
+    def finish(self, job: Job, completion: Completion) -> None:
+        """Send the reply, then let the pool move on. Exactly once per job."""
+        carry: _Carry = job.carry
+        if carry.finished:
+            return
+        carry.finished = True
+        message = carry.message
+        outcome = "ok"
+        error = completion.error
+        if error is None and job.cancelled and isinstance(completion.value, dict) and "cancelled" in completion.value:
+            completion.value["cancelled"] = True
+        try:
+            payload = self._reply(job, message, completion)
+        except SandfleetError as exc:
+            # The effect happened but its answer does not fit through: say so instead of losing it.
+            error = exc
+            payload = self._reply(job, message, Completion(error=exc))
+        if error is not None:
+            outcome = error.code
+            job.failure = OperationFailed(json.dumps(error.to_wire()))
+        else:
+            job.result = self._celery_result(job, completion)
+        self._send(job.op_id, message.route, outcome, payload)
+        if message.content is not None and "blob" in message.content:
+            self._drop_blob(message.content)
+        self.pool.complete(job)
+
+    def _reply(self, job: Job, message: OpMessage, completion: Completion) -> str:
+        now = time.monotonic()
+        began = job.started_at or now
+        queued_ms = (self.lease.now_ms() - (now - job.taken_at) * 1000) - message.sent_at_ms
+        spent = [round(queued_ms, 2), round((began - job.taken_at) * 1000, 2), round((now - began) * 1000, 2)]
+        if completion.error is not None:
+            return json.dumps({"error": completion.error.to_wire(), "t": spent}, separators=(",", ":"))
+        keep_s = 120.0
+        reply: dict[str, Any] = {"t": spent}
+        reply["ok"] = blobs.pack_json(self.store, completion.value, client=message.reply_to, ttl_s=keep_s)
+        if completion.content is not None:
+            reply["content"] = blobs.pack_bytes(self.store, completion.content, client=message.reply_to, ttl_s=keep_s)
+        return json.dumps(reply, separators=(",", ":"))
+
+    @staticmethod
+    def _celery_result(job: Job, completion: Completion) -> Any:
+        if not job.request.ignore_result:
+            value = completion.value
+            if completion.content is not None:
+                return {**(value or {}), "content": completion.content.decode("utf-8", "replace")}
+            return value
+        # The reply stream carried the result; Flower gets what a person wants to see of it.
+        value = completion.value if isinstance(completion.value, dict) else {}
+        if "exit_code" in value:
+            return "timed out" if value.get("timed_out") else f"exit {value['exit_code']}"
+        return "ok"
+
+    def _send(self, op_id: str, route: Route, outcome: str, payload: str) -> None:
+        try:
+            self.store.finish(op_id, route, outcome=outcome, reply=payload)
+        except StoreUnavailable as exc:
+            log.warning("op.reply_kept", extra={"op_id": op_id, "error": str(exc)})
+            with self._unsent_lock:
+                self._unsent.append((op_id, route, outcome, payload))
+
+    def _drop_blob(self, content: Mapping[str, Any]) -> None:
+        try:
+            blobs.drop(self.store, content)
+        except StoreUnavailable as exc:
+            log.info("blob.left_to_expire", extra={"blob_id": content.get("blob"), "error": str(exc)})
+
+    # --- upkeep, from the lease's thread -----------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """Send replies that Redis did not take, answer lost messages, end idle sandboxes."""
+        while self._unsent:
+            with self._unsent_lock:
+                op_id, route, outcome, payload = self._unsent.popleft()
+            self._send(op_id, route, outcome, payload)
+            if self._unsent and self._unsent[-1][0] == op_id:
+                return
+        self.lifecycle.tick(now_ms)
+
+    def lost(self, exc: LeaseLost) -> None:
+        """Another incarnation owns this node id: stop at once, clean nothing up that may be its."""
+        log.critical("node.fenced", extra={"node_id": self.node_id, "error": str(exc)})
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    # --- leaving -----------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Take nothing more; answer everything that has not started with NotStarted, in the order it came."""
+        if self.draining:
+            return
+        self.draining = True
+        waiting = self.pool.refuse_new()
+        while self.store.drain_inflight(self.node_id, self.incarnation).more:
+            pass
+        for job in waiting:
+            # Its answer went out by the script above; Celery still holds the request.
+            self.pool.drop(job)
+
+    def stop(self) -> None:
+        """Leave the fleet: drain, end the sandboxes of backends that do not survive us, give the lease back."""
+        try:
+            self.store.set_node_state(self.node_id, NodeState.DRAINING)
+            self.drain()
+        except StoreUnavailable as exc:
+            log.warning("node.drain_failed", extra={"node_id": self.node_id, "error": str(exc)})
+        self.lease.stop()
+        self.lifecycle.close()
+        try:
+            self.store.set_node_state(self.node_id, NodeState.GONE)
+            while self.store.close_incarnation(self.node_id, None, reason="the node left").more:
+                pass
+        except StoreUnavailable as exc:
+            log.warning("node.leave_failed", extra={"node_id": self.node_id, "error": str(exc)})
+        self.store.close()

@@ -1,0 +1,92 @@
+"""Which node this process is: an id held under a file lock, and the data root it serves."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import socket
+from pathlib import Path
+
+from sandfleet.errors import ConfigError, NodeIdInUse
+from sandfleet.ids import check_node_id, new_op_id
+
+__all__ = ["HeldNodeId", "data_id", "hold_node_id"]
+
+_MAX_NODES_PER_ROOT = 1000
+
+
+class HeldNodeId:
+    """A node id this process holds until `release` or its death (the kernel drops the lock)."""
+
+    def __init__(self, node_id: str, directory: Path, fd: int) -> None:
+        self.node_id = node_id
+        self.directory = directory
+        self._fd = fd
+
+    def release(self) -> None:
+        """Give the id back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def hold_node_id(data_root: Path, wanted: str | None) -> HeldNodeId:
+    """Take ``wanted``, or the first free ``<host>-<n>`` of this data root.
+
+    So ``--scale worker=N`` on one volume gives N distinct nodes without anybody counting.
+
+    Raises:
+        NodeIdInUse: Another live process on this data root holds ``wanted``.
+        ConfigError: The data root cannot be written.
+    """
+    names = [check_node_id(wanted)] if wanted else [f"{_host()}-{n}" for n in range(1, _MAX_NODES_PER_ROOT + 1)]
+    for name in names:
+        directory = data_root / "nodes" / name
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as exc:
+            raise ConfigError(
+                f"data_root {data_root} cannot be used: {exc.strerror} ({exc.filename}); "
+                "set SANDFLEET_DATA_ROOT to a directory this user may write",
+                key="data_root",
+            ) from exc
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            continue
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+        return HeldNodeId(name, directory, fd)
+    raise NodeIdInUse(
+        f"node id {wanted or names[0]} is held by another process on {data_root}; choose another --node-id or end that one",
+        node_id=wanted or names[0],
+    )
+
+
+def data_id(data_root: Path) -> str:
+    """The id of the data root itself: nodes that share it (one machine, NFS) share thread data."""
+    path = data_root / "data-id"
+    for _ in range(2):
+        try:
+            found = path.read_text().strip()
+            if re.fullmatch(r"[0-9a-f]{32}", found):
+                return found
+            raise ConfigError(f"{path} does not hold a data id; restore it from a backup", key="data_root")
+        except FileNotFoundError:
+            fresh = path.with_name(f"data-id.{os.getpid()}")
+            fresh.write_text(new_op_id() + "\n")
+            try:
+                os.link(fresh, path)  # the first of several nodes wins
+            except FileExistsError:
+                pass
+            finally:
+                fresh.unlink()
+    raise ConfigError(f"{path} cannot be made", key="data_root")
+
+
+def _host() -> str:
+    name = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower()).strip("-")[:40]
+    return name or "node"

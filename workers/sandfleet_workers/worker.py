@@ -1,0 +1,184 @@
+"""A node as a Celery worker: the app, and the bootsteps that give it a lease, its backends and an orderly end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import Any
+
+from celery import Celery, bootsteps
+from celery.worker.control import control_command, inspect_command
+
+import sandfleet
+from sandfleet.celery_app import celery_app, queue_of
+from sandfleet.config import Settings
+from sandfleet.errors import ConfigError, StoreUnavailable
+from sandfleet.store import open_store
+from sandfleet.store.base import NodeRecord
+from sandfleet.wire import node_queue
+from sandfleet_workers import tasks
+from sandfleet_workers.lease import Lease
+from sandfleet_workers.node import Node
+from sandfleet_workers.node_identity import HeldNodeId, data_id, hold_node_id
+
+__all__ = ["node_app", "run_node"]
+
+log = logging.getLogger("sandfleet.node")
+
+
+def node_app(settings: Settings, held: HeldNodeId) -> Celery:
+    """The Celery app of one node, consuming exactly its own queue with `LanePool`."""
+    app = celery_app(settings, name="sandfleet-node")
+    queue = queue_of(node_queue(held.node_id))
+    app.conf.update(
+        task_queues=[queue],
+        worker_pool="sandfleet_workers.pool:LanePool",
+        worker_concurrency=settings.concurrency,
+        worker_enable_remote_control=True,
+        worker_max_tasks_per_child=None,
+    )
+    tasks.register(app)
+    app.steps["worker"].add(_node_step(settings, held))
+    app.steps["consumer"].add(LoopTick)
+    return app
+
+
+def _node_step(settings: Settings, held: HeldNodeId) -> type[bootsteps.StartStopStep]:
+    """The bootstep that makes the `Node` once the pool runs, and leaves the fleet when the worker stops."""
+
+    class NodeStep(bootsteps.StartStopStep):
+        requires = ("celery.worker.components:Pool",)
+
+        def start(self, worker: Any) -> None:
+            store = open_store(
+                settings.redis_url,
+                settings.prefix,
+                allow_insecure=settings.allow_insecure_redis,
+                client_bytes=settings.client_bytes,
+                fleet_bytes=settings.fleet_bytes,
+            )
+            node = Node(settings, store, worker.pool, held.node_id)
+            node.lifecycle.data_id = data_id(settings.data_root)
+            node.lifecycle.open()
+            record = NodeRecord(
+                node_id=held.node_id,
+                incarnation=node.incarnation,
+                replicas=settings.replicas,
+                data_id=node.lifecycle.data_id,
+                backends=settings.offered,
+                labels=settings.labels,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                version=sandfleet.__version__,
+            )
+            node.lease = Lease(
+                store,
+                record,
+                lease_s=settings.lease_s,
+                on_tick=node.tick,
+                on_lost=node.lost,
+                on_forgotten=node.lifecycle.readopt,
+            )
+            node.lease.announce()
+            while store.close_incarnation(held.node_id, node.incarnation, reason="its node came back").more:
+                pass
+            worker.pool.attach(
+                node,
+                max_lane=settings.max_lane,
+                max_jobs=settings.max_queue,
+                max_bytes=settings.max_queue_bytes,
+                lifecycle_threads=settings.start_concurrency,
+            )
+            worker.app.sandfleet_node = self.node = node
+            node.lease.start()
+            log.info("node.started", extra={"node_id": held.node_id, "incarnation": node.incarnation})
+
+        def stop(self, worker: Any) -> None:
+            node = getattr(self, "node", None)
+            if node is not None:
+                node.stop()
+                log.info("node.stopped", extra={"node_id": held.node_id})
+            held.release()
+
+        def terminate(self, worker: Any) -> None:
+            self.stop(worker)
+
+    return NodeStep
+
+
+class LoopTick(bootsteps.StartStopStep):
+    """Tells the lease that Celery's main loop turns. Restarts with every broker connection; stopping it means nothing."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        self.timer: Any = None
+
+    def start(self, parent: Any) -> None:
+        node = parent.app.sandfleet_node
+        node.lease.loop_ticked()
+        self.timer = parent.timer.call_repeatedly(0.5, node.lease.loop_ticked)
+
+    def stop(self, parent: Any) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    shutdown = stop
+
+
+@control_command()
+def drain(state: Any) -> dict[str, Any]:
+    """Remote control: finish what runs, answer what waits, take nothing new; then end."""
+    node = state.app.sandfleet_node
+    node.pool.run_slow(lambda: _drain_and_stop(node))
+    return {"ok": f"node {node.node_id} drains"}
+
+
+def _drain_and_stop(node: Node) -> None:
+    import signal  # noqa: PLC0415
+
+    try:
+        node.drain()
+    except StoreUnavailable as exc:
+        log.warning("node.drain_failed", extra={"node_id": node.node_id, "error": str(exc)})
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@inspect_command()
+def sandboxes(state: Any) -> list[dict[str, Any]]:
+    """Remote control: the sandboxes this node holds."""
+    node = state.app.sandfleet_node
+    return [
+        {
+            "sandbox_id": sid,
+            "thread_id": h.identity.thread_id,
+            "epoch": h.route.epoch,
+            "backend": h.spec.backend,
+        }
+        for sid, h in list(node.held.items())
+    ]
+
+
+def run_node(settings: Settings, *, loglevel: str = "INFO") -> int:
+    """Run a node in this process until it is told to stop; the exit code.
+
+    Raises:
+        NodeIdInUse, ConfigError: Before anything was started.
+    """
+    held = hold_node_id(settings.data_root, settings.node_id)
+    app = node_app(settings, held)
+    worker = app.Worker(
+        hostname=f"{held.node_id}@{socket.gethostname()}",
+        queues=[node_queue(held.node_id)],
+        loglevel=loglevel,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=not settings.task_events,
+        task_events=settings.task_events,
+        optimization="fair",
+    )
+    worker.start()
+    return int(worker.exitcode or 0)
