@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return run_scheduler(Settings.load(), loglevel=options.loglevel)
     except SandfleetError as exc:
-        print(f"sandfleet scheduler: {exc}", file=sys.stderr)
+        sys.stderr.write(f"sandfleet scheduler: {exc}\n")
         return 2
 
 

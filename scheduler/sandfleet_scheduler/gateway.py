@@ -1,5 +1,6 @@
-"""The gateway for plain Celery callers: ``send_task("sandbox.execute_command", kwargs={"thread_id": …, "command": …})``.
+"""The gateway for plain Celery callers.
 
+They write ``send_task("sandbox.execute_command", kwargs={"thread_id": …, "command": …})`` and nothing more.
 A plain caller knows no node and writes no op record. The gateway acquires the thread's sandbox, records the
 operation under the task's own id and gives back the signature that the task is replaced with, so that id,
 group and chord stay the caller's.
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from celery import Task
 from celery.canvas import Signature
 
-from sandfleet.celery_app import queue_of
 from sandfleet.acquiring import acquire_steps
+from sandfleet.celery_app import queue_of
 from sandfleet.client import Client, drive
 from sandfleet.config import Settings
 from sandfleet.errors import InvalidArgument, NotStarted, SandboxNotFound, SandfleetError
@@ -69,7 +70,7 @@ class Gateway:
         signature: Signature = task.signature(
             args=(record[1].to_wire(),),
             kwargs={},
-            queue=queue_of(node_queue(record[0].route.node_id)),
+            queue=queue_of(node_queue(record[0].route.node_id)),  # type: ignore[arg-type]  # Celery takes a Queue
             argsrepr=record[0].describe,
             kwargsrepr="{}",
         )
@@ -84,20 +85,18 @@ class Gateway:
         identity: Identity,
         route: Route,
     ) -> tuple[OpRecord, OpMessage]:
-        status = ""
         for _ in range(3):
             record, message = self._message(task, kind, parsed, kwargs, identity, route)
             recorded = self._client.store.record(record, None)
-            status = recorded.status
-            if status == "recorded":
+            if recorded.status == "recorded":
                 return record, message
-            if status != "moved" or recorded.route is None:
-                break
+            if recorded.status != "moved" or recorded.route is None:
+                raise NotStarted(
+                    f"{kind} on sandbox {route.sandbox_id} was not taken: {recorded.status}",
+                    sandbox_id=route.sandbox_id,
+                )
             route = recorded.route
-        raise NotStarted(
-            f"{kind} on sandbox {route.sandbox_id} was not taken: {recorded.status}",
-            sandbox_id=route.sandbox_id,
-        )
+        raise NotStarted(f"sandbox {route.sandbox_id} changes its node faster than it can be addressed")
 
     def _message(
         self,
@@ -156,7 +155,7 @@ class Gateway:
         return identity, self._acquire(identity, agent), agent
 
     def _acquire(self, identity: Identity, agent: str) -> Route:
-        """Acquire as any client does, but place inline: a queued request could wait for the very threads that wait here."""
+        """Acquire as any client does, but place inline: a queued request could wait for the threads that wait here."""
         spec = SandboxSpec(backend=self._settings.backend, labels=dict(self._settings.labels))
 
         def place() -> None:

@@ -7,9 +7,12 @@ import logging
 import os
 import socket
 import threading
+import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task, bootsteps
+from celery.platforms import SecurityWarning  # type: ignore[attr-defined]  # missing in the stubs
 
 from sandfleet.celery_app import celery_app, queue_of
 from sandfleet.client import Client
@@ -75,7 +78,8 @@ def _gateway_task(gateway: Gateway, kind: str) -> _Task:
         "__module__": __name__,
         "typing": False,
     }
-    return type(f"gateway_{kind}", (_Task,), attributes)()
+    gateway_task: _Task = type(f"gateway_{kind}", (_Task,), attributes)()
+    return gateway_task
 
 
 def _reconciler_step(settings: Settings, scheduler: Scheduler) -> type[bootsteps.StartStopStep]:
@@ -90,10 +94,17 @@ def _reconciler_step(settings: Settings, scheduler: Scheduler) -> type[bootsteps
             self.thread.start()
 
         def loop(self) -> None:
+            # While Redis is away no node can renew: after an outage (and at our own start, which may follow one)
+            # every live node gets a full lease to show itself before silence means death.
+            patient_until = time.monotonic() + settings.lease_s
             while not self.stopped.wait(min(1.0, settings.lease_s / 4)):
                 try:
-                    scheduler.reconcile()
+                    if time.monotonic() > patient_until:
+                        scheduler.reconcile()
+                    else:
+                        scheduler.store.now_ms()
                 except SandfleetError as exc:
+                    patient_until = time.monotonic() + settings.lease_s
                     log.warning("reconcile.failed", extra={"error": str(exc)})
                 except Exception:
                     # Dead nodes must be closed out for as long as this process lives.
@@ -120,6 +131,8 @@ def run_scheduler(settings: Settings, *, loglevel: str = "INFO") -> int:
         without_mingle=True,
         without_heartbeat=not settings.task_events,
         task_events=settings.task_events,
+        quiet=True,
     )
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     worker.start()
     return int(worker.exitcode or 0)

@@ -179,7 +179,8 @@ class SandboxBackend(ABC):
     def create(self, plan: SandboxPlan) -> Connection:
         """Start the sandbox and wait until it answers.
 
-        Idempotent: a sandbox of the same id that this node already runs is stopped first. On failure nothing is left behind.
+        Idempotent: a sandbox of the same id that this node already runs is stopped first. On failure nothing
+        is left behind.
 
         Raises:
             StartFailed: With ``reason`` (a stable word) and what to do.

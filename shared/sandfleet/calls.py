@@ -68,8 +68,8 @@ def shown(result: CommandResult) -> str:
         text += f"\nStd Error:\n{result.stderr}" if text else result.stderr
     if result.timed_out:
         note = (
-            f"Command timed out after {result.duration_s:g} seconds and was terminated. To run a long-lived process such "
-            "as a web server, start it in the background and redirect its output, e.g. "
+            f"Command timed out after {result.duration_s:g} seconds and was terminated. To run a long-lived "
+            "process such as a web server, start it in the background and redirect its output, e.g. "
             "`your-command > /mnt/user-data/workspace/server.log 2>&1 &`."
         )
         return f"{text}\n{note}" if text else note
@@ -207,7 +207,10 @@ def _batch_content(content: bytes | None) -> dict[str, str]:
 
 
 def batch_results(answer: Answer) -> list[Any]:
-    """One value per item that ran, in order: `CommandResult` for commands, bytes for reads, an *unraised* error for what failed, plain values otherwise."""
+    """One value per item that ran, in order.
+
+    `CommandResult` for commands, bytes for reads, an *unraised* error for what failed, plain values otherwise.
+    """
     return [_batch_item(item, answer) for item in answer.value["results"]]
 
 

@@ -92,7 +92,7 @@ def drive(steps: Steps[T]) -> T:
                     value = step.pending.wait(step.timeout_s)
                 else:
                     time.sleep(step.seconds)
-            except Exception as exc:
+            except Exception as exc:  # noqa: BLE001  (it goes into the generator, which decides)
                 step = steps.throw(exc)
             else:
                 step = steps.send(value)
@@ -115,7 +115,7 @@ async def drive_async(steps: Steps[T]) -> T:
                     value = await _wait_async(loop, step)
                 else:
                     await asyncio.sleep(step.seconds)
-            except Exception as exc:
+            except Exception as exc:  # noqa: BLE001  (it goes into the generator, which decides)
                 step = steps.throw(exc)
             else:
                 step = steps.send(value)
@@ -373,7 +373,7 @@ class Client:
                 op_id=op_id,
             )
         return OutcomeUnknown(
-            f"the record of {call.kind} {op_id} is gone (Redis lost it, or it ended long ago); look before you repeat it",
+            f"the record of {call.kind} {op_id} is gone (lost by Redis, or ended long ago); look before you repeat it",
             op_id=op_id,
         )
 

@@ -82,7 +82,7 @@ class ReadFile(Args):
 
 
 class WriteFile(Args):
-    """Write the content atomically (or append it). ``if_digest`` is compare-and-swap on sha256 hex; "" = must not exist."""
+    """Write the content atomically, or append it. ``if_digest``: compare-and-swap on sha256 hex; "" = must not exist."""
 
     path: Path
     append: bool = False

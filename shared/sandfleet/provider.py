@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import OrderedDict
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 log = logging.getLogger("sandfleet.client")
+
+_RELEASED_KEPT = 10_000
 
 list_type = list  # `list` is a method of the seeds' interface
 
@@ -50,7 +53,8 @@ class SandboxProvider:
         self._lock = threading.Lock()
         self._connected: Client | None = None
         self._targets: dict[str, Target] = {}
-        self._released: set[str] = set()
+        # Bounded: a process may release sandboxes for years.
+        self._released: OrderedDict[str, None] = OrderedDict()
 
     def _client(self) -> Client:
         client = self._connected
@@ -81,7 +85,7 @@ class SandboxProvider:
             user_id: The thread's user; (user, thread) is the identity, and nobody else reaches the sandbox.
             timeout_s: How long to wait for one; the setting ``acquire_timeout_s`` by default.
             on_lost: When the node that holds the thread's data is away: ``wait_for_home`` waits, then raises;
-                ``fresh`` starts with empty data elsewhere. ``restore`` needs checkpoints and is refused until they exist.
+                ``fresh`` starts with empty data elsewhere. ``restore`` is refused until there are checkpoints.
 
         Raises:
             NoCapacity: Every fitting node stayed full.
@@ -104,9 +108,9 @@ class SandboxProvider:
         return Sandbox(self, self._target(sandbox_id))
 
     def release(self, sandbox_id: str) -> None:
-        """This process is done with the sandbox; with the last agent gone it is warm for its thread. Unknown ids are fine.
+        """This process is done with the sandbox; with the last agent gone it is warm for its thread.
 
-        Acquires are counted: the sandbox is released with the last of them.
+        Acquires are counted: the sandbox is released with the last of them. Unknown ids are fine.
         """
         drive(self._release(sandbox_id, all_of_them=False))
 
@@ -167,7 +171,7 @@ class SandboxProvider:
 
     def _remember(self, identity: Identity, route: Route) -> None:
         with self._lock:
-            self._released.discard(route.sandbox_id)
+            self._released.pop(route.sandbox_id, None)
             target = self._targets.get(route.sandbox_id)
             if target is None or target.identity != identity:
                 target = self._targets[route.sandbox_id] = Target(route.sandbox_id, identity)
@@ -196,7 +200,9 @@ class SandboxProvider:
             return
         with self._lock:
             target = self._targets.pop(sandbox_id, None)
-            self._released.add(sandbox_id)
+            self._released[sandbox_id] = None
+            if len(self._released) > _RELEASED_KEPT:
+                self._released.popitem(last=False)
         if target is not None and target.identity is not None:
             owner = target.identity.digest
             yield Do(lambda: client.store.release(sandbox_id, owner, client.id))
@@ -230,9 +236,18 @@ _provider: SandboxProvider | None = None
 _provider_lock = threading.Lock()
 
 
+def _after_fork() -> None:
+    global _provider_lock  # another thread of the parent may have held it
+    _provider_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def get_sandbox_provider(**overrides: Any) -> SandboxProvider:
     """The process' provider, made on first use from the environment (``overrides`` count only then)."""
-    global _provider  # noqa: PLW0603  (the seeds' interface is a module singleton)
+    global _provider
     with _provider_lock:
         if _provider is None:
             _provider = SandboxProvider(**overrides)
@@ -241,7 +256,7 @@ def get_sandbox_provider(**overrides: Any) -> SandboxProvider:
 
 def set_sandbox_provider(provider: SandboxProvider | None) -> None:
     """Use ``provider`` from now on; the one before is left to its owner."""
-    global _provider  # noqa: PLW0603
+    global _provider
     with _provider_lock:
         _provider = provider
 
@@ -253,7 +268,7 @@ def reset_sandbox_provider() -> None:
 
 def shutdown_sandbox_provider() -> None:
     """Shut the process' provider down and forget it."""
-    global _provider  # noqa: PLW0603
+    global _provider
     with _provider_lock:
         provider, _provider = _provider, None
     if provider is not None:

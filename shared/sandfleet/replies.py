@@ -130,6 +130,8 @@ class ReplyReader:
                     tick_at = time.monotonic() + 0.5
                     self._tick()
             except StoreUnavailable as exc:
+                if self._stop.is_set():
+                    return
                 log.warning("replies.store_unavailable", extra={"client": self._client, "error": str(exc)})
                 self._opened_at = 0.0
                 self._stop.wait(0.2)

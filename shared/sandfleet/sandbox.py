@@ -147,7 +147,7 @@ class Sandbox:
             session: Run in the persistent shell of this name (made on first use): ``cd`` and exports persist.
             max_output_bytes: Kept per stream; 1 MiB by default. More is read and dropped, ``truncated`` set.
             queue_timeout_s: Seconds it may wait to be started.
-            op_id: Your own id for it: the same id never starts a second effect, and asking again gives the first answer.
+            op_id: Your own id for it: the same id never starts a second effect; asking again gives the first answer.
 
         Raises:
             QueueTimeout: It waited longer than ``queue_timeout_s`` and never began.
@@ -184,7 +184,7 @@ class Sandbox:
     # --- files -------------------------------------------------------------------------------
 
     def read_file(self, path: str, start_line: int | None = None, end_line: int | None = None) -> str:
-        """The file as text (what is not UTF-8 is replaced), or its lines ``start_line``…``end_line`` (1-based, inclusive).
+        """The file as text, or its lines ``start_line``…``end_line`` (1-based, inclusive). What is not UTF-8 is replaced.
 
         Raises:
             PathNotFound, IsDirectory, PermissionDenied, NotRegularFile
@@ -281,7 +281,7 @@ class Sandbox:
     # --- several, and the sandbox itself -----------------------------------------------------
 
     def batch(self, batch: Batch, *, stop_on_error: bool = True, timeout_s: float | None = None) -> list[Any]:
-        """Run the collected calls in order as one operation: one round trip, and nothing else of this sandbox' lanes between them.
+        """Run the collected calls in order as one operation: one round trip, nothing of the same lanes between them.
 
         One element per call that ran: `CommandResult`, bytes of a read, a plain value, or an *unraised* error.
         """

@@ -38,6 +38,9 @@ def test_commands_start_in_the_configured_directory_with_the_configured_environm
         ({"env": {"A=B": "x"}}, "invalid_argument"),
         ({"env": {"A": "\0"}}, "invalid_argument"),
         ({"argv": ["true"]}, "invalid_argument"),
+        ({"command": ["true"]}, "invalid_argument"),
+        ({"command": "a\0b"}, "invalid_argument"),
+        ({"hard_timeout": float("nan")}, "invalid_argument"),
         ({"shell": "/no/such/shell"}, "path_not_found"),
         ({"hard_timeout": "soon"}, "invalid_argument"),
         ({"op_id": "white space"}, "invalid_argument"),
@@ -45,7 +48,7 @@ def test_commands_start_in_the_configured_directory_with_the_configured_environm
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused_by_name(box: Sandboxd, fields: dict[str, Any], code: str) -> None:
-    assert box.exec("true", **fields).code == code
+    assert box.exec(**{"command": "true", **fields}).code == code
 
 
 def test_an_argv_needs_no_shell_and_a_missing_program_ends_as_127(box: Sandboxd) -> None:
@@ -180,10 +183,12 @@ def test_output_is_followed_while_it_comes_and_never_inside_a_character(box: San
     command = "for i in 1 2 3; do printf '\\303'; sleep 0.05; printf '\\244'; done"
     op = box.run(command, async_mode=True)
     assert op["status"] == "running"
-    text, offset, status = "", 0, "running"
-    while status == "running" or answer["stdout"]:
+    text, offset = "", 0
+    while True:
         answer = box.post("bash/output", op_id=op["op_id"], offset=offset, wait=True, wait_timeout=5).data
-        text, offset, status = text + answer["stdout"], answer["offset"], answer["status"]
+        text, offset = text + answer["stdout"], answer["offset"]
+        if answer["status"] != "running" and not answer["stdout"]:
+            break
     assert text == "äää"
     assert answer["exit_code"] == 0
 

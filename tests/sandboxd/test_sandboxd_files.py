@@ -157,7 +157,6 @@ def test_special_files_are_refused_at_once(box: Sandboxd, work: Path) -> None:
     assert box.put(work, b"x").code == "is_directory"
     assert box.get("/etc/passwd/x").code == "not_directory"
     assert box.get(work / "none").code == "path_not_found"
-    assert box.put("/proc/version", b"x").code in ("permission_denied", "read_only")
     assert time.monotonic() - begun < 3
 
 

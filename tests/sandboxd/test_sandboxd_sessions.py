@@ -134,6 +134,14 @@ def test_more_sessions_than_allowed_are_refused_and_all_are_given_back(start: An
     wait_until(lambda: box.stats()["fds"] == before and box.stats()["sessions"] == 0, story=box.stats)
 
 
+def test_closing_a_session_ends_the_command_that_runs_in_it(box: Sandboxd) -> None:
+    op = shell(box, "closing", "sleep 81.5", async_mode=True)["op_id"]
+    box.post("bash/sessions/closing/close").data  # noqa: B018 - it checks the status
+    result = box.post("sandfleet/op", op_id=op, wait=True, wait_timeout=5).data
+    assert (result["status"], result["cancelled"]) == ("killed", True)
+    assert box.exec("true", session_id="closing").code == "session_not_found"
+
+
 def test_the_aio_shell_routes_use_the_same_shells(box: Sandboxd, work: Path) -> None:
     made = box.post("shell/sessions/create", id="aio", exec_dir=str(work)).data
     assert made["working_dir"] == str(work)

@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return run_node(Settings.load(node_id=options.node_id), loglevel=options.loglevel)
     except SandfleetError as exc:
-        print(f"sandfleet worker: {exc}", file=sys.stderr)
+        sys.stderr.write(f"sandfleet worker: {exc}\n")
         return 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -31,6 +32,8 @@ log = logging.getLogger("sandfleet.node")
 #: connection that died between BRPOP and its answer).
 _LOST_AFTER_MS = 3000
 _CHILDREN = ("workspace", "uploads", "outputs")
+_CONFIRM_WITHIN_S = 10.0
+_COMPARE_EVERY_S = 5.0
 
 
 def thread_directory(data_root: Path, identity: Identity) -> Path:
@@ -47,6 +50,7 @@ class Lifecycle:
         self._lock = threading.Lock()
         self._backends: dict[str, SandboxBackend] = {}
         self._lost_checked_at = 0.0
+        self._compared_at = time.monotonic()
         self.run_dir = node.settings.run_root / node.node_id
         self.data_id = ""
 
@@ -112,7 +116,7 @@ class Lifecycle:
         )
         connection = backend.create(plan)
         node.held[route.sandbox_id] = Held(route, message.identity, spec, backend, connection)
-        if not node.store.created(route):
+        if not self._confirmed(route):
             # The reservation lapsed or belongs to a newer epoch: what we started has no owner.
             self._end(route.sandbox_id)
             raise NotStarted(
@@ -125,6 +129,18 @@ class Lifecycle:
             extra={"sandbox_id": route.sandbox_id, "took_s": round(took_s, 4), "backend": spec.backend},
         )
         return {"took_s": took_s}
+
+    def _confirmed(self, route: Route) -> bool:
+        """Tell the store that the sandbox lives; a store that stays away means nobody will ever know of it."""
+        until = time.monotonic() + _CONFIRM_WITHIN_S
+        while True:
+            try:
+                return self._node.store.created(route)
+            except StoreUnavailable:
+                if time.monotonic() > until:
+                    self._end(route.sandbox_id)
+                    raise
+                time.sleep(0.2)
 
     def _user_data(self, identity: Identity) -> Path:
         path = thread_directory(self._node.settings.data_root, identity)
@@ -177,6 +193,22 @@ class Lifecycle:
         if time.monotonic() - self._lost_checked_at > 1.0:
             self._lost_checked_at = time.monotonic()
             self._answer_lost(now_ms)
+        if time.monotonic() - self._compared_at > _COMPARE_EVERY_S:
+            self._compared_at = time.monotonic()
+            self._end_disowned()
+
+    def _end_disowned(self) -> None:
+        """End what this node runs and the registry does not know as its: nobody could ever reach or release it."""
+        node = self._node
+        before = dict(node.held)
+        known = {info.sandbox_id: (info.incarnation, info.epoch) for info in node.store.sandboxes(node_id=node.node_id)}
+        for sandbox_id, held in before.items():
+            route = held.route
+            if held.stopping or known.get(sandbox_id) == (route.incarnation, route.epoch):
+                continue
+            log.warning("sandbox.disowned", extra={"sandbox_id": sandbox_id, "epoch": route.epoch})
+            held.stopping = True
+            node.pool.run_slow(functools.partial(self._end, sandbox_id))
 
     def _retire(self, held: Held, before_ms: int) -> None:
         stop = self._node.store.begin_stop(
@@ -211,7 +243,8 @@ class Lifecycle:
                 continue
             if not node.store.adopt(held.identity, held.spec, held.route, data_id=self.data_id):
                 log.warning("sandbox.superseded", extra={"sandbox_id": sandbox_id})
-                node.pool.run_slow(lambda sandbox_id=sandbox_id: self._end(sandbox_id))  # type: ignore[misc]
+                held.stopping = True
+                node.pool.run_slow(functools.partial(self._end, sandbox_id))
 
     def close(self) -> None:
         """End what does not survive this process and say so."""
@@ -219,7 +252,8 @@ class Lifecycle:
         for held in list(node.held.values()):
             held.stopping = True
             try:
-                node.store.lost(held.route, reason="its node was stopped")
+                if not node.fenced:
+                    node.store.lost(held.route, reason="its node was stopped")
             except StoreUnavailable as exc:
                 log.warning("sandbox.end_not_recorded", extra={"sandbox_id": held.route.sandbox_id, "error": str(exc)})
             try:

@@ -88,6 +88,8 @@ class Node:
         #: Set by the bootstep once the lease is taken.
         self.lease: Any = None
         self.draining = False
+        #: Another incarnation owns the node id: nothing in the store is ours any more.
+        self.fenced = False
         self._unsent: deque[tuple[str, Route, str, str]] = deque(maxlen=10_000)
         self._unsent_lock = threading.Lock()
 
@@ -98,7 +100,8 @@ class Node:
         args = job.request.args
         if len(args) != 1 or job.request.kwargs:
             raise InvalidArgument(
-                f"{job.request.name} on a node's queue takes one operation message; send plain calls to the queue sandfleet.ops"
+                f"{job.request.name} on a node's queue takes one operation message; "
+                "send plain calls to the queue sandfleet.ops"
             )
         message = OpMessage.from_wire(args[0])
         if message.op_id != job.op_id or message.kind not in (
@@ -126,6 +129,8 @@ class Node:
                 raise Cancelled(
                     f"operation {job.op_id} was cancelled before it started", started=False, op_id=job.op_id
                 )
+            if job.expired:
+                raise self._late(job)
             if message.kind in LIFECYCLE:
                 if self._claim(job, carry):
                     self.pool.accepted(job)
@@ -343,10 +348,12 @@ class Node:
             self._send(op_id, route, outcome, payload)
             if self._unsent and self._unsent[-1][0] == op_id:
                 return
+        self.pool.expire(lambda job: job.carry is not None and job.carry.message.start_by_ms < now_ms)
         self.lifecycle.tick(now_ms)
 
     def lost(self, exc: LeaseLost) -> None:
         """Another incarnation owns this node id: stop at once, clean nothing up that may be its."""
+        self.fenced = True
         log.critical("node.fenced", extra={"node_id": self.node_id, "error": str(exc)})
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -365,7 +372,15 @@ class Node:
             self.pool.drop(job)
 
     def stop(self) -> None:
-        """Leave the fleet: drain, end the sandboxes of backends that do not survive us, give the lease back."""
+        """Leave the fleet: drain, end the sandboxes of backends that do not survive us, give the lease back.
+
+        A fenced node only ends what runs here: everything in the store belongs to its successor.
+        """
+        if self.fenced:
+            self.pool.refuse_new()
+            self.lifecycle.close()
+            self.store.close()
+            return
         try:
             self.store.set_node_state(self.node_id, NodeState.DRAINING)
             self.drain()

@@ -9,6 +9,7 @@ runtime, so that results, `group`, `chord`, events and signals are Celery's.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -30,7 +31,7 @@ __all__ = ["Engine", "Job", "JobHandle", "LanePool", "Plan"]
 
 log = logging.getLogger("sandfleet.node")
 
-_FINISHED_KEPT = 20_000
+_FINISHED_KEPT = 5_000
 
 
 class Plan:
@@ -55,9 +56,21 @@ class Job:
     """One delivery of an operation, from the queue to Celery's tracer."""
 
     __slots__ = (
-        "__weakref__", "_trace", "begun", "cancelled", "carry", "dropped", "failure", "op_id", "plan", "request", "result",
-        "started_at", "taken_at",
-    )  # fmt: skip
+        "__weakref__",
+        "_trace",
+        "begun",
+        "cancelled",
+        "carry",
+        "dropped",
+        "expired",
+        "failure",
+        "op_id",
+        "plan",
+        "request",
+        "result",
+        "started_at",
+        "taken_at",
+    )
 
     def __init__(self, request: Any, trace: Callable[[], Any]) -> None:
         self.request = request
@@ -69,6 +82,8 @@ class Job:
         self.started_at: float | None = None
         self.begun = False
         self.cancelled = False
+        #: It waited past its start_by and must be answered so, whatever its lane does.
+        self.expired = False
         #: Finish without an answer of ours: another delivery or a script has given it.
         self.dropped = False
         self.result: Any = None
@@ -156,7 +171,7 @@ class LanePool(BasePool):
         thread.start()
         self._threads.append(thread)
 
-    def on_apply(
+    def on_apply(  # type: ignore[override]  # the stubs know only *args
         self,
         target: Callable[..., Any],
         args: Any = None,
@@ -305,7 +320,7 @@ class LanePool(BasePool):
             if waits:
                 self._work.put(lambda: self._begin(job))
             else:
-                self._work.put(lambda: self.engine and self.engine.cancel(job))
+                self._work.put(functools.partial(self.engine.cancel, job))
         return True
 
     def run(self, work: Callable[[], None]) -> None:
@@ -320,6 +335,15 @@ class LanePool(BasePool):
         """The node's state of a job held here, or None."""
         job = self._jobs.get(op_id)
         return job.carry if job is not None else None
+
+    def expire(self, is_late: Callable[[Job], bool]) -> None:
+        """Answer the waiting jobs that ``is_late`` names, without waiting for their lanes."""
+        with self._lock:
+            late = [job for job in self._jobs.values() if not job.begun and not job.cancelled and is_late(job)]
+            for job in late:
+                job.expired = True
+        for job in late:
+            self._work.put(functools.partial(self._begin, job))
 
     def holds(self, op_id: str) -> bool:
         """Whether a delivery of this op is waiting or running here."""
@@ -352,7 +376,7 @@ class LanePool(BasePool):
 
     def _get_info(self) -> dict[str, Any]:
         held, waiting = self.counts()
-        info: dict[str, Any] = super()._get_info()
+        info: dict[str, Any] = super()._get_info()  # type: ignore[misc]  # missing in the stubs
         info.update({"operations": held, "waiting": waiting, "bytes": self._bytes, "threads": len(self._threads)})
         return info
 

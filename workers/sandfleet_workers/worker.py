@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
+import time
+import warnings
 from typing import Any
 
 from celery import Celery, bootsteps
+from celery.platforms import SecurityWarning  # type: ignore[attr-defined]  # missing in the stubs
 from celery.worker.control import control_command, inspect_command
 
 import sandfleet
 from sandfleet.celery_app import celery_app, queue_of
 from sandfleet.config import Settings
-from sandfleet.errors import ConfigError, StoreUnavailable
+from sandfleet.errors import NodeIdInUse, StoreUnavailable
 from sandfleet.store import open_store
 from sandfleet.store.base import NodeRecord
 from sandfleet.wire import node_queue
@@ -80,7 +84,7 @@ def _node_step(settings: Settings, held: HeldNodeId) -> type[bootsteps.StartStop
                 on_lost=node.lost,
                 on_forgotten=node.lifecycle.readopt,
             )
-            node.lease.announce()
+            _take_lease(node.lease, settings.lease_s)
             while store.close_incarnation(held.node_id, node.incarnation, reason="its node came back").more:
                 pass
             worker.pool.attach(
@@ -107,8 +111,20 @@ def _node_step(settings: Settings, held: HeldNodeId) -> type[bootsteps.StartStop
     return NodeStep
 
 
+def _take_lease(lease: Lease, lease_s: float) -> None:
+    """Announce; a predecessor that was killed still holds the lease for a while, so wait for that once."""
+    until = time.monotonic() + lease_s + 1.0
+    while True:
+        try:
+            return lease.announce()
+        except NodeIdInUse:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+
+
 class LoopTick(bootsteps.StartStopStep):
-    """Tells the lease that Celery's main loop turns. Restarts with every broker connection; stopping it means nothing."""
+    """Tells the lease that Celery's main loop turns. Restarts with every connection; stopping means nothing."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -178,7 +194,15 @@ def run_node(settings: Settings, *, loglevel: str = "INFO") -> int:
         without_mingle=True,
         without_heartbeat=not settings.task_events,
         task_events=settings.task_events,
-        optimization="fair",
+        quiet=True,
     )
+    # A node with Docker access is root on its host whatever its uid; SECURITY.md says what that means.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     worker.start()
+    node = getattr(app, "sandfleet_node", None)
+    if node is not None and node.fenced:
+        # It was paused past its lease and closed out. Nothing of the old incarnation is left: start anew.
+        log.warning("node.restarts", extra={"node_id": held.node_id})
+        arguments = ["-m", "sandfleet_workers", "--node-id", held.node_id, "--loglevel", loglevel]
+        os.execv(sys.executable, [sys.executable, *arguments])
     return int(worker.exitcode or 0)

@@ -250,7 +250,9 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def renew(self, node_id: str, incarnation: str, *, lease_s: float, load: Mapping[str, Any] | None = None) -> Renewal:
+    def renew(
+        self, node_id: str, incarnation: str, *, lease_s: float, load: Mapping[str, Any] | None = None
+    ) -> Renewal:
         """Push the lease ``lease_s`` seconds past now.
 
         A lapsed lease that nobody took is taken again. ``load`` (small JSON) is kept for ``sandfleet nodes``.
@@ -350,7 +352,9 @@ class Store(ABC):
         """Push the agent's holds; gives the ids that are no longer live or no longer hold it."""
 
     @abstractmethod
-    def begin_stop(self, sandbox_id: str, *, owner: str | None, force: bool, reason: str, if_warm_before_ms: int | None = None) -> Recorded:
+    def begin_stop(
+        self, sandbox_id: str, *, owner: str | None, force: bool, reason: str, if_warm_before_ms: int | None = None
+    ) -> Recorded:
         """live → stopping. ``recorded`` with the route; not_found (also when ``owner`` is given and differs); busy: in use
         (an unexpired agent or op) and not ``force``, or with ``if_warm_before_ms``: not warm or warm since later than that;
         stopping: it already was (route given); lost: it was lost and is now forgotten; creating."""
@@ -375,7 +379,9 @@ class Store(ABC):
         """What is known of a sandbox. ``state`` is WARM for a live one in the warm pool."""
 
     @abstractmethod
-    def sandboxes(self, *, node_id: str | None = None, thread_id: str | None = None, user_id: str | None = None) -> list[SandboxInfo]:
+    def sandboxes(
+        self, *, node_id: str | None = None, thread_id: str | None = None, user_id: str | None = None
+    ) -> list[SandboxInfo]:
         """All known sandboxes, sorted by id; filters are ANDed."""
 
     @abstractmethod

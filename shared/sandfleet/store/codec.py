@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sandfleet.errors import PayloadTooLarge
 from sandfleet.model import NodeState, NodeView, SandboxInfo, SandboxState
 from sandfleet.store.base import OpView, Route
 
-__all__ = ["ms_of", "node_view", "op_view", "parse_route", "route_text", "sandbox_info", "wire_error"]
+__all__ = ["check_reply", "ms_of", "node_view", "op_view", "parse_route", "route_text", "sandbox_info", "wire_error"]
+
+MAX_REPLY_BYTES = 512 * 1024
 
 
 def ms_of(seconds: float) -> int:
@@ -99,3 +102,16 @@ def op_view(op_id: str, fields: dict[str, str]) -> OpView:
 
 def _optional(text: str | None) -> int | None:
     return int(text) if text else None
+
+
+def check_reply(reply: str) -> None:
+    """Refuse a reply that belongs into a blob.
+
+    Raises:
+        PayloadTooLarge: Above 512 KiB.
+    """
+    size = len(reply)
+    if size <= MAX_REPLY_BYTES // 4:
+        return
+    if len(reply.encode()) > MAX_REPLY_BYTES:
+        raise PayloadTooLarge(f"a reply is at most {MAX_REPLY_BYTES} bytes; send the content as a blob")

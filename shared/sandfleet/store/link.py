@@ -34,7 +34,7 @@ class Link:
         self._closed = False
         self._pid = os.getpid()
         self._checked = False
-        self._idle: list[tuple[redis.Connection, float]] = []
+        self._idle: list[tuple[Any, float]] = []  # redis-py connections, whose methods have no types
         self._client = connect(url, name=name)
 
     def run(self, script: Script, *args: str | int | bytes, decode: bool = True) -> Any:
@@ -88,13 +88,13 @@ class Link:
                 self._drop(self._idle.pop()[0])
         self._client.close()
 
-    def _teach(self, conn: redis.Connection, script: Script, args: tuple[Any, ...], decode: bool) -> Any:
+    def _teach(self, conn: Any, script: Script, args: tuple[Any, ...], decode: bool) -> Any:
         self._give(conn)
         # SCRIPT LOAD first: newer servers evict scripts that are known from EVAL alone.
         self.command("SCRIPT", "LOAD", script.text)
         return self.command("EVAL", script.text, 1, self.prefix, *args, decode=decode)
 
-    def _take(self) -> redis.Connection:
+    def _take(self) -> Any:
         if self._pid != os.getpid():
             self._after_fork()
         if self._closed:
@@ -114,16 +114,16 @@ class Link:
                 pass
             self._drop(conn)
 
-    def _give(self, conn: redis.Connection) -> None:
+    def _give(self, conn: Any) -> None:
         self._idle.append((conn, time.monotonic()))
 
-    def _drop(self, conn: redis.Connection) -> None:
+    def _drop(self, conn: Any) -> None:
         with contextlib.suppress(Exception):
             conn.disconnect()
 
-    def _open(self) -> redis.Connection:
+    def _open(self) -> Any:
         pool = self._client.connection_pool
-        conn: redis.Connection = pool.connection_class(**pool.connection_kwargs)
+        conn = pool.connection_class(**pool.connection_kwargs)
         try:
             conn.connect()
             if not self._checked:

@@ -1,7 +1,23 @@
-"""Placeholder while the Redis store is written."""
+"""The store in one process' memory: the same transitions under one lock, for tests and doubles."""
 
 from __future__ import annotations
 
+from sandfleet.store.memory_nodes import MemoryNodes
+from sandfleet.store.memory_ops import MemoryOps
+from sandfleet.store.memory_replies import MemoryReplies
+from sandfleet.store.memory_sandboxes import MemorySandboxes
 
-class MemoryStore:
-    """Not written yet."""
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore(MemoryNodes, MemorySandboxes, MemoryOps, MemoryReplies):
+    """Shared state of one process.
+
+    Args:
+        now_ms: The clock, in unix milliseconds; the wall clock if none is given.
+        blob_client_bytes: How many blob bytes one client may have in flight.
+        blob_fleet_bytes: How many all clients together may.
+
+    Attributes:
+        queues: What was published, per queue, newest first; a consumer takes from the end.
+    """

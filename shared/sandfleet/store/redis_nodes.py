@@ -57,9 +57,7 @@ class NodesMixin(Store):
     def nodes(self) -> list[NodeView]:
         return sorted((node_view(row) for row in self._link.run(_NODES)), key=lambda n: n.node_id)
 
-    def close_incarnation(
-        self, node_id: str, incarnation: str | None, *, reason: str, limit: int = 200
-    ) -> Closed:
+    def close_incarnation(self, node_id: str, incarnation: str | None, *, reason: str, limit: int = 200) -> Closed:
         return _closed(self._link.run(_CLOSE, node_id, incarnation or "", reason, max(1, limit)))
 
     def drain_inflight(self, node_id: str, incarnation: str, *, limit: int = 200) -> Closed:

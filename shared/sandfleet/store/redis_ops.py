@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from sandfleet.errors import PayloadTooLarge
 from sandfleet.store.base import Claim, OpRecord, OpView, Push, Recorded, Route, Store
-from sandfleet.store.codec import op_view, parse_route, route_text
+from sandfleet.store.codec import check_reply, op_view, parse_route, route_text
 from sandfleet.store.keys import Keys
 from sandfleet.store.link import Link
 from sandfleet.store.scripts import load
 
 _RECORD, _CLAIM, _FINISH, _CANCEL, _OPS = map(load, ("record", "claim", "finish", "cancel", "ops"))
-MAX_REPLY_BYTES = 512 * 1024
 
 
 class OpsMixin(Store):
@@ -57,9 +55,7 @@ class OpsMixin(Store):
     def finish(self, op_id: str, route: Route, *, outcome: str, reply: str, keep_s: float = 60.0) -> bool:
         check_reply(reply)
         keep_ms = max(1, int(keep_s * 1000))
-        return bool(
-            self._link.run(_FINISH, op_id, route.node_id, route.incarnation, outcome, reply, keep_ms)
-        )
+        return bool(self._link.run(_FINISH, op_id, route.node_id, route.incarnation, outcome, reply, keep_ms))
 
     def cancel(self, op_id: str) -> OpView | None:
         return _view(op_id, self._link.run(_CANCEL, op_id))
@@ -76,19 +72,6 @@ class OpsMixin(Store):
 
     def queue_length(self, queue: str) -> int:
         return int(self._link.command("LLEN", queue))
-
-
-def check_reply(reply: str) -> None:
-    """Refuse a reply that belongs into a blob.
-
-    Raises:
-        PayloadTooLarge: Above 512 KiB.
-    """
-    size = len(reply)
-    if size <= MAX_REPLY_BYTES // 4:
-        return
-    if len(reply.encode()) > MAX_REPLY_BYTES:
-        raise PayloadTooLarge(f"a reply is at most {MAX_REPLY_BYTES} bytes; send the content as a blob")
 
 
 def _view(op_id: str, flat: list[str]) -> OpView | None:

@@ -130,7 +130,7 @@ class Readers:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._closed = False
-        self._open: dict[str, redis.Connection] = {}
+        self._open: dict[str, Any] = {}
 
     def read(self, client: str, key: str, cursor: str, block_s: float) -> list[Reply]:
         """Entries after ``cursor``. The wait is sliced, so that neither a close nor a dead network is slept through."""
@@ -178,7 +178,7 @@ class Readers:
         entries = next(iter(answer.values())) if isinstance(answer, dict) and answer else []
         return [_reply(entry) for entry in entries]
 
-    def _connection(self, client: str) -> redis.Connection:
+    def _connection(self, client: str) -> Any:
         if self._pid != os.getpid():
             # The parent's reader still uses these; closing our copies does not disturb it.
             self._lock, self._open, self._pid = threading.Lock(), {}, os.getpid()
@@ -199,7 +199,7 @@ class Readers:
         return conn
 
 
-def _wake(conn: redis.Connection) -> None:
+def _wake(conn: Any) -> None:
     """End a blocked read from another thread: the socket's end is seen at once, its closing would not be."""
     sock = getattr(conn, "_sock", None)
     if sock is not None:

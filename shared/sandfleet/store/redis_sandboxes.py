@@ -76,9 +76,7 @@ class SandboxesMixin(Store):
 
     def create_failed(self, route: Route, error: Mapping[str, Any]) -> bool:
         code = str(error.get("code", ""))
-        return bool(
-            self._link.run(_CREATE_FAILED, route.sandbox_id, route_text(route), wire_error(error), code)
-        )
+        return bool(self._link.run(_CREATE_FAILED, route.sandbox_id, route_text(route), wire_error(error), code))
 
     def answer_waiters(self, identity: Identity, error: Mapping[str, Any]) -> int:
         return int(self._link.run(_ANSWER, identity.digest, wire_error(error)))

@@ -80,12 +80,13 @@ class Launcher:
             links, directories = local_host.root_entries()
             info = os.pipe()
             stage = self._stage(binds) if uid is not None else None
+            seen = tuple(_as_seen(index, bind, stage, program) for index, bind in enumerate(binds))
             layout = bwrap.Layout(
                 bwrap=program.path,
                 command=command,
                 root_links=links,
                 root_dirs=directories,
-                binds=tuple(_as_seen(index, bind, stage, program) for index, bind in enumerate(binds)),
+                binds=seen,
                 files=files,
                 env=_ENV,
                 info_fd=info[1],
@@ -99,8 +100,11 @@ class Launcher:
             if stage is not None and uid is not None:
                 sources = {str(index): (_path_of(fd), _is_directory(fd)) for index, (fd, _, _) in enumerate(binds)}
                 argv = bwrap.staged(argv, stage=stage, sources=sources, uid=uid)
-            fds = (*files.values(), *(fd for fd, _, _ in binds), *(() if seccomp_fd is None else (seccomp_fd,)))
-            yield Launch(argv, uid if stage is None else None, info, fds)
+            # bwrap closes what it was told about. A descriptor of a host directory that it was not told
+            # about would reach the sandbox, and `..` of it the host's whole file system.
+            fds = [*files.values(), *(bind.source for bind in seen if isinstance(bind.source, int))]
+            fds += [] if seccomp_fd is None else [seccomp_fd]
+            yield Launch(argv, uid if stage is None else None, info, tuple(fds))
 
     def _program(self, uid: int | None) -> local_host.Bwrap:
         with self._lock:

@@ -114,9 +114,7 @@ def mapped(exc: BaseException, path: Optional[str] = None) -> ApiError:
         return ApiError("too_busy", "out of memory", limit="memory")
     if isinstance(exc, OSError) and exc.errno is not None:
         name = path if path is not None else exc.filename
-        facts: Json = (
-            {} if name is None else {"path": os.fsdecode(name) if not isinstance(name, int) else name}
-        )
+        facts: Json = {} if name is None else {"path": os.fsdecode(name) if not isinstance(name, int) else name}
         code = CODE_OF_ERRNO.get(exc.errno)
         if code is None:
             code = "invalid_argument" if exc.errno in (errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL,
@@ -132,9 +130,9 @@ def success_body(data: Any) -> bytes:
 
 def failure_body(error: ApiError) -> bytes:
     detail = {"code": error.code, "message": error.message, "facts": error.facts}
-    return json.dumps(
-        {"success": False, "message": error.message, "data": None, "error": detail}, default=str
-    ).encode("ascii")
+    return json.dumps({"success": False, "message": error.message, "data": None, "error": detail}, default=str).encode(
+        "ascii"
+    )
 
 
 class Args:
@@ -169,7 +167,7 @@ class Args:
         value = self._get(name, (int, float), default)
         if value is not None and not value >= 0:
             raise ApiError("invalid_argument", "%s is out of range" % name, argument=name)
-        return None if value is None else min(float(value), high)
+        return None if value is None else float(min(value, high))
 
     def texts(self, name: str, default: Any = ...) -> Any:
         value = self._get(name, (list, tuple), default)
@@ -519,9 +517,7 @@ class Session:
         }  # fmt: skip
 
 
-SESSION_PRELUDE = (
-    b'__sf_st() { return $1; }\n__sf_end() { command printf \'%s %s %s\\000\' "$2" "$1" "$PWD" >&0; }\n'
-)
+SESSION_PRELUDE = b'__sf_st() { return $1; }\n__sf_end() { command printf \'%s %s %s\\000\' "$2" "$1" "$PWD" >&0; }\n'
 
 
 def iso(when: float) -> str:
@@ -602,9 +598,7 @@ def enter(cwd: str) -> None:
             "invalid_argument", "NUL in a path", argument="exec_dir") from None  # fmt: skip
     where = os.getcwd() + "/"
     if where.startswith(("/proc/", "/sys/", "/dev/")) and not where.startswith("/dev/shm/"):
-        raise ApiError(
-            "invalid_argument", "commands do not start under /proc, /sys or /dev", argument="exec_dir"
-        )
+        raise ApiError("invalid_argument", "commands do not start under /proc, /sys or /dev", argument="exec_dir")
 
 
 def find_program(name: str, env: Dict[str, str]) -> str:
@@ -655,9 +649,7 @@ class Commands:
         self.orphans: List[int] = []
         self.null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self.sh = "/bin/sh"
-        self.bash = next(
-            (p for p in ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash") if os.path.exists(p)), ""
-        )
+        self.bash = next((p for p in ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash") if os.path.exists(p)), "")
 
     @property
     def running(self) -> int:
@@ -924,9 +916,7 @@ class Commands:
     def gone(self, session_id: str) -> ApiError:
         reason = self.ended.get(session_id)
         if reason is not None:
-            return ApiError(
-                "session_lost", "the session was lost: " + reason, session_id=session_id, reason=reason
-            )
+            return ApiError("session_lost", "the session was lost: " + reason, session_id=session_id, reason=reason)
         return ApiError("session_not_found", "no such session", session_id=session_id)
 
     def session_for(self, a: Args, session_id: str) -> Session:
@@ -1320,8 +1310,8 @@ class Target:
             return
         try:
             fd, name = self.temporary()
-        except PermissionError:
-            if self.st is None:
+        except OSError as exc:
+            if self.st is None or exc.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT):
                 raise
             self.rewrite(lambda target: write_all(target, data))
             return
@@ -1453,9 +1443,7 @@ def str_replace(path: str, a: Args) -> Json:
     fd, st = open_regular(target.real)
     try:
         if st.st_size > EDIT_LIMIT:
-            raise ApiError(
-                "file_too_large", "too large to edit", path=path, size=st.st_size, limit=EDIT_LIMIT
-            )
+            raise ApiError("file_too_large", "too large to edit", path=path, size=st.st_size, limit=EDIT_LIMIT)
         data = read_exactly(fd, EDIT_LIMIT)
     finally:
         os.close(fd)
@@ -1469,9 +1457,7 @@ def str_replace(path: str, a: Args) -> Json:
             line += data.count(b"\n", max(position, 0), found)
             position = found
             lines.append(line)
-        raise ApiError(
-            "ambiguous_match", "the text was found several times", path=path, count=count, lines=lines
-        )
+        raise ApiError("ambiguous_match", "the text was found several times", path=path, count=count, lines=lines)
     if len(data) + count * (len(new) - len(old)) > EDIT_LIMIT * 2:
         raise ApiError("file_too_large", "the result would be too large", path=path, limit=EDIT_LIMIT * 2)
     data = data.replace(old, new)
@@ -1557,9 +1543,7 @@ def remove(path: str, a: Args) -> Json:
         raise
     except OSError as exc:
         if exc.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise ApiError(
-                "invalid_argument", "the directory is not empty", argument="recursive", path=path
-            ) from None
+            raise ApiError("invalid_argument", "the directory is not empty", argument="recursive", path=path) from None
         raise
     return {"path": path, "removed": True}
 
@@ -1651,9 +1635,7 @@ def glob_matcher(pattern: str) -> Callable[[str], bool]:
     """A test of a relative path: without a slash by its last component, else with a true ``**``."""
     parts = [part for part in pattern.split("/") if part not in ("", ".")]
     if not parts or pattern.startswith("/") or ".." in parts or "\0" in pattern:
-        raise ApiError(
-            "invalid_pattern", "a glob is relative, without '..'", pattern=pattern, reason="relative"
-        )
+        raise ApiError("invalid_pattern", "a glob is relative, without '..'", pattern=pattern, reason="relative")
     if "/" not in pattern and parts != ["**"]:
         parts = ["**", *parts]
     # Repeated "**" mean the same as one, but would make the expression explode.
@@ -1740,9 +1722,7 @@ def grep_expression(pattern: str, literal: bool, case_sensitive: bool) -> Tuple[
 
 class Grep:
     def __init__(self, a: Args) -> None:
-        expression, self.plain = grep_expression(
-            a.text("pattern"), a.flag("literal"), a.flag("case_sensitive")
-        )
+        expression, self.plain = grep_expression(a.text("pattern"), a.flag("literal"), a.flag("case_sensitive"))
         self.search = expression.search
         wanted = a.text("glob", None)
         self.wanted = glob_matcher(wanted) if wanted else None
@@ -1806,11 +1786,7 @@ def grep_files(path: str, a: Args) -> Json:
                 regular = entry.is_file(follow_symlinks=False)
             except OSError:
                 regular = False
-            if (
-                regular
-                and (grep.wanted is None or grep.wanted(relative))
-                and grep.file(os.path.join(path, relative))
-            ):
+            if regular and (grep.wanted is None or grep.wanted(relative)) and grep.file(os.path.join(path, relative)):
                 break
         grep.skipped["errors"] += walk.errors
     else:
@@ -1881,9 +1857,7 @@ class Request:
 
     def send_file(self, fd: int, offset: int, length: int, headers: bytes) -> None:
         self.done = True
-        self.conn.answer(
-            self, 200, b"Content-Type: application/octet-stream\r\n" + headers, b"", (fd, offset, length)
-        )
+        self.conn.answer(self, 200, b"Content-Type: application/octet-stream\r\n" + headers, b"", (fd, offset, length))
 
 
 REASONS = {200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found",
@@ -2136,9 +2110,7 @@ class Upload:
         if offset + len(data) <= self.received and os.pread(self.fd, len(data), offset) == data:
             return
         if offset != self.received:
-            raise ApiError(
-                "invalid_argument", "chunks come in order", argument="offset", received=self.received
-            )
+            raise ApiError("invalid_argument", "chunks come in order", argument="offset", received=self.received)
         os.lseek(self.fd, offset, os.SEEK_SET)
         write_all(self.fd, data)
         self.digest.update(data)
@@ -2344,9 +2316,7 @@ class Server:
         self.helpers[pid] = self.loop.later(limit, expire)
         self.loop.add(reader, select.EPOLLIN, readable)
 
-    def work(
-        self, request: Request, path: str, heavy: bool, fn: Callable[[], Any], timeout_s: Optional[float]
-    ) -> None:
+    def work(self, request: Request, path: str, heavy: bool, fn: Callable[[], Any], timeout_s: Optional[float]) -> None:
         """Run file work here, or in a helper when it is ``heavy``; its errors name ``path``."""
 
         def named() -> Any:
@@ -2458,9 +2428,7 @@ class Server:
                 "helpers": len(self.helpers),
                 "orphan_pipes": len(commands.orphans),
                 "rss_bytes": rss,
-                "zombies": sum(
-                    state == "Z" and parent == me for _pid, state, parent, _sid, _start in processes()
-                ),
+                "zombies": sum(state == "Z" and parent == me for _pid, state, parent, _sid, _start in processes()),
                 "uptime_s": round(time.monotonic() - self.started, 3),
             }
         )
@@ -2490,15 +2458,13 @@ class Server:
     def bash_exec(self, request: Request) -> None:
         self.run_command(request, request.args(), "session_id", lambda op, a: op.result(encoding(a)))
 
-    def run_command(
-        self, request: Request, a: Args, session_field: str, shape: Callable[[Op, Args], Json]
-    ) -> None:
+    def run_command(self, request: Request, a: Args, session_field: str, shape: Callable[[Op, Args], Json]) -> None:
         """Start a command, or join the one that has this op_id already, and answer in the given shape."""
         commands = self.commands
         session_id = a.ident(session_field)
         op_id = a.ident("op_id") or os.urandom(12).hex()
         encoding(a)
-        key = hash((a.body.get("command"), json.dumps(a.body.get("argv")), session_id))
+        key = hash((a.text("command", None), json.dumps(a.texts("argv", None)), session_id))
         op = commands.ops.get(op_id)
         if op is not None and op.key != key:
             raise ApiError("op_exists", "another command has this op_id", op_id=op_id)
@@ -2622,21 +2588,23 @@ class Server:
                     "max_sessions": most, "session_timeout": 0, "usage_ratio": total / most})  # fmt: skip
 
     def close_session(self, request: Request) -> None:
-        session = self.commands.sessions.get(request.tail)
-        if session is None:
+        if request.tail not in self.commands.sessions:
             raise self.commands.gone(request.tail)
-        self.commands.lose(session, "it was closed")
-        session.lost = "it was closed" if session.op else None
-        # The name is free at once, although the shell's death is still to be noticed.
-        del self.commands.sessions[request.tail]
-        self.commands.ended[request.tail] = None
+        self._close_session(request.tail)
         request.ok({"session_id": request.tail})
 
     def close_sessions(self, request: Request) -> None:
         for session_id in list(self.commands.sessions):
-            request.tail = session_id
-            self.commands.lose(self.commands.sessions[session_id], "it was closed")
+            self._close_session(session_id)
         request.ok({})
+
+    def _close_session(self, session_id: str) -> None:
+        # The name is free at once, although the shell's death is still to be noticed.
+        session = self.commands.sessions.pop(session_id)
+        self.commands.ended[session_id] = None
+        if session.op is not None:
+            session.op.cancelled = True
+        self.commands.close_session(session)
 
     # -- AIO shell
 
@@ -2676,9 +2644,7 @@ class Server:
         path = self.path(a.text("path"))
         offset, length, limit = a.count("offset", 0), a.count("length", None), a.count("limit", 1024 * MIB)
         if a.flag("digest") and size_of(path) > INLINE_LIMIT:
-            self._digest_first(
-                request, path, lambda digest: self._send(request, path, offset, length, limit, digest)
-            )
+            self._digest_first(request, path, lambda digest: self._send(request, path, offset, length, limit, digest))
             return
         digest = digest_of(path) if a.flag("digest") else None
         self._send(request, path, offset, length, limit, digest)
@@ -2714,9 +2680,7 @@ class Server:
         a = request.params()
         path, data = self.path(a.text("path")), request.body
         heavy = a.text("if_digest", None) is not None or (a.flag("digest") and a.flag("append"))
-        self.work(
-            request, path, heavy and size_of(path) > INLINE_LIMIT, lambda: write_file(path, data, a), None
-        )
+        self.work(request, path, heavy and size_of(path) > INLINE_LIMIT, lambda: write_file(path, data, a), None)
 
     def upload_begin(self, request: Request) -> None:
         a = request.args()
@@ -2866,9 +2830,7 @@ class Server:
         a = request.args()
         path = self.path(a.text("path"))
         options = Args({"pattern": a.text("glob"), "max_results": 10000, "include_dirs": True, "ignore": []})
-        self.work(
-            request, path, True, lambda: {"path": path, "files": glob_files(path, options)["matches"]}, None
-        )
+        self.work(request, path, True, lambda: {"path": path, "files": glob_files(path, options)["matches"]}, None)
 
     def aio_glob(self, request: Request) -> None:
         a = request.args()
@@ -2911,9 +2873,7 @@ class Server:
             data = grep_files(path, options)
             found = [m for m in data["matches"] if not include or len(include) == 1
                      or wanted(os.path.basename(m["path"]))]  # fmt: skip
-            matches = [
-                {"file": m["path"], "line_number": m["line_number"], "line_content": m["line"]} for m in found
-            ]
+            matches = [{"file": m["path"], "line_number": m["line_number"], "line_content": m["line"]} for m in found]
             return {
                 "path": path,
                 "pattern": a.text("pattern"),
@@ -3043,9 +3003,7 @@ def byte_count(text: str) -> int:
     match = re.match(r"([0-9]{1,12})([KMG]?)B?\Z", text.upper())
     if match is None:
         raise ApiError("invalid_argument", "not a size", argument="max_file_size")
-    return min(
-        int(match.group(1)) * {"": 1, "K": 1024, "M": MIB, "G": 1024 * MIB}[match.group(2)], EDIT_LIMIT
-    )
+    return min(int(match.group(1)) * {"": 1, "K": 1024, "M": MIB, "G": 1024 * MIB}[match.group(2)], EDIT_LIMIT)
 
 
 def multipart(content_type: bytes, body: Union[bytes, bytearray]) -> Tuple[str, bytes]:
@@ -3146,15 +3104,14 @@ def start(options: Dict[str, str]) -> Server:
         listener = listen_tcp(options["--tcp"])
     else:
         listener = listen_unix(options["--socket"])
-    listener.listen(128)
+    listener.listen(1024)
     listener.setblocking(False)
     server = Server(config, listener)
-    ready = "ready\n" if "--socket" in options else "ready %d\n" % listener.getsockname()[1]
-    os.write(1, ready.encode("ascii"))
-    null = server.commands.null
-    sink = null
+    null = sink = server.commands.null
     if "--log" in options:
         sink = os.open(options["--log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    ready = "ready\n" if "--socket" in options else "ready %d\n" % listener.getsockname()[1]
+    os.write(1, ready.encode("ascii"))
     for target, fd in ((0, null), (1, null), (2, sink)):
         os.dup2(fd, target)
     one_of(IGNORE)

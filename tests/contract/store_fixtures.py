@@ -1,0 +1,225 @@
+"""One small fleet per test, over either store, with hands on what a test cannot wait for.
+
+Expiry is reached by moving the fact, not by sleeping: `World.lapse_lease` and its like do to the store what
+time would do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import redis
+
+from sandfleet.ids import Identity
+from sandfleet.model import SandboxSpec
+from sandfleet.store.base import Acquired, NodeRecord, OpRecord, Push, Recorded, Reserved, Route, Store, Waiter
+from sandfleet.store.memory import MemoryStore
+from sandfleet.store.redis import RedisStore
+
+SPEC = SandboxSpec(backend="mock")
+ALICE = Identity("alice")
+BOB = Identity("bob")
+ERROR = {"code": "no_capacity", "message": "no room", "facts": {"retry_after_s": 1}}
+
+
+class World:
+    """A store and the shortest way to each situation."""
+
+    store: Store
+    kind: str
+
+    # --- what time would do -------------------------------------------------------------------
+
+    def lapse_lease(self, node_id: str = "n1") -> None:
+        raise NotImplementedError
+
+    def expire_place(self, sandbox_id: str, node_id: str = "n1") -> None:
+        raise NotImplementedError
+
+    def expire_agent(self, sandbox_id: str, agent: str) -> None:
+        raise NotImplementedError
+
+    def expire_busy(self, sandbox_id: str, op_id: str) -> None:
+        raise NotImplementedError
+
+    def expire_waiters(self, identity: Identity) -> None:
+        raise NotImplementedError
+
+    def expire_op(self, op_id: str) -> None:
+        raise NotImplementedError
+
+    def expire_blob(self, blob_id: str) -> None:
+        raise NotImplementedError
+
+    def forge_id(self, sandbox_id: str, digest: str) -> None:
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        raise NotImplementedError
+
+    def pushed(self, queue: str) -> list[str]:
+        """What waits in a queue, oldest first."""
+        raise NotImplementedError
+
+    # --- short ways ---------------------------------------------------------------------------
+
+    def announce(
+        self, node_id: str = "n1", incarnation: str = "i1", *, replicas: int = 4, lease_s: float = 60.0
+    ) -> int:
+        record = NodeRecord(node_id, incarnation, replicas, "data-1", ("mock",), {"zone": "a"}, "host", 7, "0.1")
+        return self.store.announce(record, lease_s=lease_s)
+
+    def waiter(self, op_id: str = "a1", client: str = "c1", agent: str = "agent-1") -> Waiter:
+        return Waiter(op_id, client, agent, 60.0)
+
+    def acquire(self, identity: Identity = ALICE, **waiter: str) -> Acquired:
+        push = Push("scheduler", f"acquire {identity.thread_id}")
+        return self.store.acquire(identity, self.waiter(**waiter), wait_s=30.0, push=push)
+
+    def reserve(
+        self, identity: Identity = ALICE, node_id: str = "n1", incarnation: str = "i1", *, data_id: str = "data-1"
+    ) -> Reserved:
+        return self.store.reserve(
+            identity, SPEC, node_id=node_id, incarnation=incarnation, data_id=data_id, expires_s=30.0
+        )
+
+    def reserved(self, identity: Identity = ALICE, node_id: str = "n1", incarnation: str = "i1") -> Route:
+        reserved = self.reserve(identity, node_id, incarnation)
+        assert reserved.status == "reserved", reserved
+        assert reserved.route is not None
+        return reserved.route
+
+    def live(self, identity: Identity = ALICE, *, agent: str = "agent-1", node_id: str = "n1") -> Route:
+        """A live sandbox held by ``agent`` (warm with "")."""
+        node = next(n for n in self.store.nodes() if n.node_id == node_id)
+        route = self.reserved(identity, node_id, node.incarnation)
+        assert self.store.created(route)
+        if agent:
+            assert self.acquire(identity, agent=agent).status == "live"
+        return route
+
+    def op(self, route: Route, op_id: str = "o1", identity: Identity = ALICE, **changes: Any) -> OpRecord:
+        now = self.store.now_ms()
+        facts: dict[str, Any] = {
+            "op_id": op_id,
+            "kind": "execute_command",
+            "route": route,
+            "owner": identity.digest,
+            "start_by_ms": now + 60_000,
+            "deadline_ms": now + 60_000,
+            "reply_to": "c1",
+            "describe": "bash: ls",
+        }
+        return OpRecord(**{**facts, **changes})
+
+    def record(self, route: Route, op_id: str = "o1", identity: Identity = ALICE, **changes: Any) -> Recorded:
+        return self.store.record(self.op(route, op_id, identity, **changes), Push("queue", f"message {op_id}"))
+
+    def listen(self, client: str = "c1") -> None:
+        self.store.open_replies(client, ttl_s=60.0)
+
+    def replies(self, client: str = "c1") -> list[tuple[str, dict[str, Any]]]:
+        found = self.store.read_replies(client, "0", block_s=0)
+        return [(reply.op_id, json.loads(reply.payload)) for reply in found]
+
+    def state(self, route: Route) -> str:
+        info = self.store.sandbox(route.sandbox_id)
+        return str(info.state) if info else "none"
+
+    def places(self, node_id: str = "n1") -> int:
+        return next(n.places for n in self.store.nodes() if n.node_id == node_id)
+
+    def close(self) -> None:
+        self.store.close()
+
+
+class MemoryWorld(World):
+    kind = "memory"
+
+    def __init__(self, **options: Any) -> None:
+        self.memory = MemoryStore(**options)
+        self.store = self.memory
+
+    def lapse_lease(self, node_id: str = "n1") -> None:
+        self.memory._leases.drop(node_id)
+
+    def expire_place(self, sandbox_id: str, node_id: str = "n1") -> None:
+        self.memory._places[node_id][sandbox_id] = 1
+
+    def expire_agent(self, sandbox_id: str, agent: str) -> None:
+        self.memory._agents[sandbox_id][agent] = 1
+
+    def expire_busy(self, sandbox_id: str, op_id: str) -> None:
+        self.memory._busy[sandbox_id][op_id] = 1
+
+    def expire_waiters(self, identity: Identity) -> None:
+        waiting = self.memory._waiting[identity.digest]
+        waiting.parked = {op: (waiter, 1) for op, (waiter, _) in waiting.parked.items()}
+
+    def expire_op(self, op_id: str) -> None:
+        self.memory._ops.drop(op_id)
+
+    def expire_blob(self, blob_id: str) -> None:
+        client, size, _ = self.memory._blobs[blob_id]
+        self.memory._blobs[blob_id] = (client, size, 1)
+
+    def forge_id(self, sandbox_id: str, digest: str) -> None:
+        self.memory._ids.put(sandbox_id, digest, math.inf)
+
+    def flush(self) -> None:
+        self.memory.forget_everything()
+
+    def pushed(self, queue: str) -> list[str]:
+        return self.memory.queues[queue][::-1]
+
+
+class RedisWorld(World):
+    kind = "redis"
+
+    def __init__(self, url: str, prefix: str = "test:", **options: Any) -> None:
+        self.redis_store = RedisStore(url, prefix, **options)
+        self.store = self.redis_store
+        self.url = url
+        self.prefix = prefix
+        self.raw: redis.Redis = redis.Redis.from_url(url, decode_responses=True)
+
+    def lapse_lease(self, node_id: str = "n1") -> None:
+        self.raw.delete(f"{self.prefix}lease:{node_id}")
+
+    def expire_place(self, sandbox_id: str, node_id: str = "n1") -> None:
+        self.raw.zadd(f"{self.prefix}places:{node_id}", {sandbox_id: 1})
+
+    def expire_agent(self, sandbox_id: str, agent: str) -> None:
+        self.raw.zadd(f"{self.prefix}agents:{sandbox_id}", {agent: 1})
+
+    def expire_busy(self, sandbox_id: str, op_id: str) -> None:
+        self.raw.zadd(f"{self.prefix}busy:{sandbox_id}", {op_id: 1})
+
+    def expire_waiters(self, identity: Identity) -> None:
+        key = f"{self.prefix}waiting:{identity.digest}"
+        for op_id, text in self.raw.hgetall(key).items():
+            if not op_id.startswith("@"):
+                self.raw.hset(key, op_id, "1|" + text.split("|", 1)[1])
+
+    def expire_op(self, op_id: str) -> None:
+        self.raw.delete(f"{self.prefix}op:{op_id}")
+
+    def expire_blob(self, blob_id: str) -> None:
+        key = f"{self.prefix}blob:{blob_id}"
+        self.raw.zadd(f"{self.prefix}blobs", {self.raw.hget(key, "member"): 1})
+        self.raw.delete(key, *self.raw.keys(f"{key}:*"))
+
+    def forge_id(self, sandbox_id: str, digest: str) -> None:
+        self.raw.set(f"{self.prefix}id:{sandbox_id}", digest)
+
+    def flush(self) -> None:
+        self.raw.flushdb()
+
+    def pushed(self, queue: str) -> list[str]:
+        return self.raw.lrange(queue, 0, -1)[::-1]
+
+    def close(self) -> None:
+        super().close()
+        self.raw.close()
