@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import redis
 
 from sandfleet import CommandResult
 from tests.chaos.fleet import Answers, Fleet, Gate, errors, lane_is_held, node_took_all, unique, wait_in_lane
+from tests.services import wait_until
 
 
 def kill_connections(broker: redis.Redis) -> int:
@@ -47,21 +47,13 @@ def test_operations_under_way_run_at_most_once_and_in_order_though_connections_a
         lane_is_held(fleet, answers, sandbox, gate)
         wait_in_lane(fleet, answers, sandbox, range(20))
         gate.open()
-        killed = 0
-        while len(answers.got) < 21 and killed < 40:
+        for _ in range(10):
             before = len(fleet.numbers(thread))
             kill_connections(broker)
-            killed += 1
-            # The next kill comes when the one before has been survived: after one more command, or an answer.
-            with pytest.MonkeyPatch.context():
-                _progress(fleet, thread, before, answers)
+            # The next kill comes once this one has been survived.
+            wait_until(lambda n=before: len(fleet.numbers(thread)) > n or len(answers.got) == 21, 30, fleet.story)
 
         got = answers.all()
         assert not errors(got), fleet.story(sandbox.id)
         assert fleet.numbers(thread) == list(range(20))
 
-
-def _progress(fleet: Fleet, thread: str, before: int, answers: Answers[CommandResult]) -> None:
-    from tests.services import wait_until
-
-    wait_until(lambda: len(fleet.numbers(thread)) > before or len(answers.got) >= 21, 30, story=fleet.story)

@@ -264,3 +264,25 @@ def test_a_flood_of_output_does_not_delay_other_commands(box: Sandboxd) -> None:
     slowest = max(box.run("true")["duration_s"] for _ in range(20))
     box.post("bash/kill", op_id=flood, signal="SIGKILL")
     assert slowest < 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "true",
+        "false",
+        "ls -la /",
+        "pwd",
+        "echo a  b",
+        "nosuchprogram x",
+        "/etc/hostname",
+        "printf %s x",
+        "cd /",
+        "exit 3",
+    ],
+)
+def test_a_command_without_shell_syntax_ends_as_it_does_in_the_shell(box: Sandboxd, command: str) -> None:
+    short = box.run(command)
+    by_shell = box.run(command, shell="bash")
+    for field in ("stdout", "stderr", "exit_code"):
+        assert short[field] == by_shell[field]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -33,7 +34,7 @@ from sandfleet.errors import (
 from sandfleet.ids import Identity, new_token
 from sandfleet.model import NodeState, SandboxSpec
 from sandfleet.ops import OPS, lanes_of, parse_args
-from sandfleet.store.base import Route, Store
+from sandfleet.store.base import Claim, Route, Store
 from sandfleet.wire import OpMessage
 from sandfleet_workers.batch import BatchRun
 from sandfleet_workers.pool import Job, LanePool, Plan
@@ -145,12 +146,16 @@ class Node:
                 raise self._late(job)
             self.pool.accepted(job)
             self._start(job, held, message, args)
+        except StoreUnavailable as exc:
+            # Everything that needs Redis comes before the effect, so nothing has begun.
+            error = NotStarted(f"Redis was away when operation {job.op_id} was due: {exc}", reason="store", retry_after_s=0.5)
+            self.finish(job, Completion(error=error))
         except SandfleetError as exc:
             self.finish(job, Completion(error=exc))
         except Exception as exc:
             log.exception("op.begin_failed", extra={"op_id": job.op_id})
-            error = f"{type(exc).__name__}: {exc}"
-            self.finish(job, Completion(error=OutcomeUnknown(error) if carry.claimed else InternalError(error)))
+            text = f"{type(exc).__name__}: {exc}"
+            self.finish(job, Completion(error=OutcomeUnknown(text) if carry.claimed else InternalError(text)))
 
     def _held_for(self, message: OpMessage) -> Held:
         held = self.held.get(message.route.sandbox_id)
@@ -182,9 +187,13 @@ class Node:
         """Take the right to start; False if somebody answered already."""
         if not self.lease.holds():
             raise NotStarted(f"node {self.node_id} lost touch with Redis", reason="lease", retry_after_s=1.0)
-        claim = self.store.claim(job.op_id, carry.message.route)
+        claim, asked = self._ask_to_claim(job.op_id, carry.message.route)
         match claim.status:
             case "claimed":
+                carry.claimed = True
+                return True
+            case "already" if asked > 1:
+                # The pool lets one delivery through, so the claim is our own, whose answer got lost.
                 carry.claimed = True
                 return True
             case "late":
@@ -197,6 +206,17 @@ class Node:
         log.info("op.dropped", extra={"op_id": job.op_id, "why": claim.status})
         self.pool.drop(job)
         return False
+
+    def _ask_to_claim(self, op_id: str, route: Route) -> tuple[Claim, int]:
+        """The store's word and how often it was asked: a connection that broke must not cost the op its turn."""
+        for asked in itertools.count(1):
+            try:
+                return self.store.claim(op_id, route), asked
+            except StoreUnavailable:
+                if not self.lease.holds():
+                    raise
+                time.sleep(0.1)
+        raise AssertionError("unreachable")
 
     def _late(self, job: Job) -> QueueTimeout:
         waited = time.monotonic() - job.taken_at

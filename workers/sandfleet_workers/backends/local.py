@@ -177,6 +177,15 @@ class LocalBackend(SandboxBackend):
         with self._lock:
             return list(self._sandboxes)
 
+    def pid_of(self, sandbox_id: str) -> int:
+        """The host's pid of a sandbox's process 1.
+
+        Raises:
+            KeyError: No such sandbox runs.
+        """
+        with self._lock:
+            return self._sandboxes[sandbox_id].process.pid
+
     def close(self) -> None:
         for sandbox_id in self.running():
             self.destroy(sandbox_id)

@@ -611,6 +611,28 @@ def find_program(name: str, env: Dict[str, str]) -> str:
     raise FileNotFoundError(errno.ENOENT, "not found", name)
 
 
+# A command line that any shell would merely split at blanks and execute: no quotes, expansions, operators.
+PLAIN_COMMAND = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_@%+:,./-]*(?: [A-Za-z0-9_@%+:,./=-]+)*")
+# What bash itself carries out or gives a meaning. `true` and `false` are missing: the programs do the same.
+SHELL_WORDS = frozenset(
+    ". : [ alias bg bind break builtin caller case cd command compgen complete compopt continue coproc declare dirs "
+    "disown do done echo elif else enable esac eval exec exit export fc fg fi for function getopts hash help history "
+    "if in jobs kill let local logout mapfile popd printf pushd pwd read readarray readonly return select set shift "
+    "shopt source suspend test then time times trap type typeset ulimit umask unalias unset until wait while".split()
+)
+
+
+def plain_argv(command: str, env: Dict[str, str]) -> Optional[List[str]]:
+    """The argv of a command line for which a shell would do nothing but execute it; None for all others.
+
+    Leaving the shell out saves half a millisecond and a process.
+    """
+    if "BASH_ENV" in env or PLAIN_COMMAND.fullmatch(command) is None:
+        return None
+    argv = command.split(" ")
+    return None if argv[0] in SHELL_WORDS else argv
+
+
 def spawn(program: str, argv: List[str], env: Dict[str, str], fds: Dict[int, int]) -> int:
     """Start a process in its own session with exactly the descriptors ``fds`` (target -> ours)."""
     actions = [(os.POSIX_SPAWN_DUP2, fds[target], target) for target in sorted(fds)]
@@ -690,7 +712,10 @@ class Commands:
         return min(asked, most) if asked else most
 
     def _shell(self, a: Args) -> str:
-        wanted = a.text("shell", "bash" if self.bash else "sh")
+        """The shell that was asked for; empty when none was, so that a plain command may do without."""
+        wanted = a.text("shell", "")
+        if not wanted:
+            return ""
         path = {"sh": self.sh, "bash": self.bash or self.sh}.get(wanted, wanted)
         if not path.startswith("/"):
             raise ApiError("invalid_argument", "shell is sh, bash or an absolute path", argument="shell")
@@ -713,7 +738,8 @@ class Commands:
                 ours.append(writer)
             if command is None:
                 self._spawn_argv(op, argv, env, fds)
-            else:
+            elif shell or not self._spawn_plain(op, command, env, fds):
+                shell = shell or self.bash or self.sh
                 argv = [os.path.basename(shell), "-c", command]
                 if len(command) * 4 > SCRIPT_LIMIT and len(command.encode("utf-8", "replace")) > SCRIPT_LIMIT:
                     fds[9] = script_file(command)
@@ -737,6 +763,18 @@ class Commands:
             op.pipes[fd] = stream
             self.loop.add(fd, select.EPOLLIN, functools.partial(self._readable, op, fd, stream))
         self.loop.children[op.pid] = functools.partial(self._exited, op)
+
+    @staticmethod
+    def _spawn_plain(op: Op, command: str, env: Dict[str, str], fds: Dict[int, int]) -> bool:
+        """Start a plain command without a shell; false when it needs one, if only to tell what is wrong with it."""
+        argv = plain_argv(command, env)
+        if argv is None:
+            return False
+        try:
+            op.pid = spawn(find_program(argv[0], env), argv, {**env, "PWD": os.getcwd()}, fds)
+        except OSError:
+            return False
+        return True
 
     @staticmethod
     def _spawn_argv(op: Op, argv: List[str], env: Dict[str, str], fds: Dict[int, int]) -> None:

@@ -1,0 +1,83 @@
+"""The command line: ``sandfleet``. `main` is its entry point; nothing imports this package."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+import click
+
+import sandfleet
+from sandfleet.cli import admin, demo, doctor, fleet, look, use
+from sandfleet.cli.context import Cli, advice, exit_code, global_options
+from sandfleet.cli.output import printable
+from sandfleet.errors import SandfleetError
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(sandfleet.__version__, prog_name="sandfleet", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Sandboxes for AI agents on a fleet of ordinary machines.
+
+    \b
+    Try it:        sandfleet demo
+    Start a fleet: sandfleet up --nodes 2
+    Use it:        sandfleet exec --thread alice -- python3 -c 'print(6 * 7)'
+    Look at it:    sandfleet nodes;  sandfleet ls;  sandfleet ops
+    """
+
+
+cli.params.extend(global_options())
+for module in (fleet, demo, use, look, admin, doctor):
+    module.register(cli)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code.
+
+    0 done · 1 a check or the demo failed · 2 the call or the configuration is wrong · 3 the fleet is away or full ·
+    4 the sandbox or file is not there · ``exec`` exits with its command's code.
+    """
+    state = Cli()
+    try:
+        code = cli.main(args=argv, prog_name="sandfleet", standalone_mode=False, obj=state)
+        return code if isinstance(code, int) else 0
+    except SandfleetError as error:
+        return _tell(error, as_json=state.json)
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except click.ClickException as wrong:
+        if state.json:
+            wire = {"code": "invalid_argument", "message": wrong.format_message(), "facts": {}}
+            click.echo(json.dumps({"error": wire}))
+        else:
+            wrong.show()
+        return wrong.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left (`sandfleet ls | head`); there is nobody to tell.
+        sys.stderr.close()
+        return 0
+
+
+def _tell(error: SandfleetError, *, as_json: bool) -> int:
+    next_step = advice(error)
+    if as_json:
+        wire = error.to_wire()
+        if next_step:
+            wire["advice"] = next_step
+        click.echo(json.dumps({"error": wire}, default=str))
+    else:
+        first, *rest = error.message.splitlines() or [error.code]
+        click.echo(f"sandfleet: {printable(first)}", err=True)
+        for line in rest:
+            click.echo(f"  {printable(line)}", err=True)
+        if next_step:
+            click.echo(f"  {next_step}", err=True)
+    return exit_code(error)
