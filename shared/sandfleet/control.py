@@ -21,10 +21,10 @@ def ping(settings: Settings, names: list[str] | None = None, *, timeout_s: float
     return sorted(name for answer in answers for name in answer)
 
 
-def revoke(settings: Settings, op_id: str, *, timeout_s: float = 1.0) -> int:
-    """Tell every worker to end the operation; how many answered."""
+def revoke(settings: Settings, op_id: str, names: list[str] | None = None, *, timeout_s: float = 1.0) -> int:
+    """Tell the workers (with ``names``, only these) to end the operation; how many answered."""
     arguments = {"task_id": op_id, "terminate": True, "signal": "SIGTERM"}
-    return len(_broadcast(settings, "revoke", arguments, None, timeout_s))
+    return len(_broadcast(settings, "revoke", arguments, names, timeout_s))
 
 
 def tell_to_drain(settings: Settings, name: str, *, timeout_s: float = 2.0) -> bool:

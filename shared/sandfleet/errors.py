@@ -4,12 +4,12 @@
 
     SandfleetError
     ├── ConfigError (ValueError)             mend the configuration; code config_invalid
+    │   └── InsecureRedis
     ├── RequestRejected (ValueError)         mend the call
     │   ├── InvalidArgument, UnknownOperation, PayloadTooLarge, VersionMismatch
     │   ├── NotSupported (NotImplementedError)
     │   ├── OpConflict, DigestMismatch
-    │   ├── NoMatch, AmbiguousMatch, InvalidPattern      text and pattern edits
-    │   └── InsecureRedis (ConfigError)
+    │   └── NoMatch, AmbiguousMatch, InvalidPattern      text and pattern edits
     ├── CapacityError                        wait ``retry_after_s``, then try again
     │   ├── NoCapacity, Busy, ByteBudgetExceeded
     ├── SandboxError                         acquire again
@@ -100,6 +100,7 @@ __all__ = [
 ]
 
 _MESSAGE_LIMIT = 4000
+_RETRY_AFTER_LIMIT_S = 86_400.0
 
 
 class SandfleetError(Exception):
@@ -115,7 +116,7 @@ class SandfleetError(Exception):
     code: ClassVar[str] = "error"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None, **facts: Any) -> None:
+    def __init__(self, message: str, /, *, retry_after_s: float | None = None, **facts: Any) -> None:
         Exception.__init__(self, message)
         self.message = message
         self.retry_after_s = retry_after_s
@@ -297,7 +298,7 @@ class FileError(SandfleetError, OSError):
     code = "file_error"
     _errno: ClassVar[int] = _errno.EIO
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None, **facts: Any) -> None:
+    def __init__(self, message: str, /, *, retry_after_s: float | None = None, **facts: Any) -> None:
         super().__init__(message, retry_after_s=retry_after_s, **facts)
         self.errno = self._errno
         self.strerror = message
@@ -515,11 +516,13 @@ def error_codes() -> dict[str, type[SandfleetError]]:
     return dict(_BY_CODE)
 
 
-def from_wire(error: dict[str, Any]) -> SandfleetError:
+def from_wire(error: Any) -> SandfleetError:
     """The typed error of a wire dict; an unknown code becomes `InternalError` that names it.
 
     The input is untrusted: any shape gives an error object, never an exception.
     """
+    if not isinstance(error, dict):
+        return InternalError(f"not an error: {str(error)[:200]}")
     code = str(error.get("code", ""))
     message = str(error.get("message", ""))[:_MESSAGE_LIMIT]
     raw = error.get("facts")
@@ -529,4 +532,6 @@ def from_wire(error: dict[str, Any]) -> SandfleetError:
     cls = _BY_CODE.get(code)
     if cls is None:
         return InternalError(f"{code or 'no code'}: {message}", unknown_code=code)
-    return cls(message, retry_after_s=float(retry_after) if isinstance(retry_after, int | float) else None, **facts)
+    # Out of bounds includes NaN, and integers that no float holds.
+    usable = isinstance(retry_after, int | float) and 0 <= retry_after <= _RETRY_AFTER_LIMIT_S
+    return cls(message, retry_after_s=float(retry_after) if usable else None, **facts)

@@ -132,10 +132,13 @@ class Lifecycle:
 
     def _confirmed(self, route: Route) -> bool:
         """Tell the store that the sandbox lives; a store that stays away means nobody will ever know of it."""
-        until = time.monotonic() + _CONFIRM_WITHIN_S
+        until, asked = time.monotonic() + _CONFIRM_WITHIN_S, 0
         while True:
+            asked += 1
             try:
-                return self._node.store.created(route)
+                # Asked again, a confirmation whose answer got lost is refused: then the registry has it as live.
+                store = self._node.store
+                return store.created(route) or (asked > 1 and store.route(route.sandbox_id) == route)
             except StoreUnavailable:
                 if time.monotonic() > until:
                     self._end(route.sandbox_id)

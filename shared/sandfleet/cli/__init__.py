@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 
 import click
@@ -60,10 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return wrong.exit_code
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output left (`sandfleet ls | head`); there is nobody to tell.
-        sys.stderr.close()
-        return 0
 
 
 def _tell(error: SandfleetError, *, as_json: bool) -> int:

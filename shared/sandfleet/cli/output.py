@@ -59,10 +59,7 @@ def plain_lines(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> list[
     """Aligned columns, two spaces apart, nothing after the last."""
     all_rows = [[name.upper() for name in columns], *cells]
     widths = [max(len(row[n]) for row in all_rows) for n in range(len(columns))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in all_rows
-    ]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in all_rows]
 
 
 def _rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]], out: TextIO) -> bool:

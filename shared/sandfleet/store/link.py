@@ -16,7 +16,7 @@ from sandfleet.store.scripts import Script
 
 __all__ = ["Link"]
 
-_FRESH_S = 0.05  # a connection idle for longer is looked at before use: the server may have gone meanwhile
+_FRESH_S = 0.005  # a connection idle for longer is looked at before use: the server may have gone meanwhile
 
 
 class Link:

@@ -196,6 +196,8 @@ class Readers:
             raise translate(exc, self._url) from exc
         with self._lock:
             self._open[client] = conn
+        if self._closed:  # `close` may have looked just before
+            _wake(conn)
         return conn
 
 

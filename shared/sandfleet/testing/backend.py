@@ -92,7 +92,7 @@ class MockConnection(Connection):
         self.sandbox_id = sandbox_id
         self.files = files or MemoryFiles()
         self.alive = True
-        self._shared = outputs or {}
+        self._shared = outputs if outputs is not None else {}
         self._own: dict[str, MockOutput] = {}
         self._calls = calls
         self._running: dict[str, tuple[Delayed, MockOutput, Done]] = {}

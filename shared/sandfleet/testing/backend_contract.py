@@ -102,26 +102,18 @@ class BackendContract:
         """Let a sandbox die by itself, as by a crash."""
         pytest.skip("this suite was not told how a sandbox of this backend dies")
 
-    @pytest.fixture(scope="class")
-    def world(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-        """One backend for the whole class; every test has a sandbox of its own."""
-        root, deaths = tmp_path_factory.mktemp("backend"), list[tuple[str, str]]()
-        problems = type(self)._check_of(self, root)
-        if problems:
-            pytest.skip("; ".join(problems))
-        backend = self.make_backend(root, lambda *death: deaths.append(death))
+    @pytest.fixture
+    def world(self, tmp_path: Path) -> Iterator[World]:
+        """The backend, closed at the end."""
+        deaths: list[tuple[str, str]] = []
+        backend = self.make_backend(tmp_path, lambda *death: deaths.append(death))
         try:
-            yield World(backend, root, deaths)
+            if problems := type(backend).check():
+                pytest.skip("; ".join(problems))
+            yield World(backend, tmp_path, deaths)
         finally:
             backend.close()
-            assert backend.running() == []
-
-    def _check_of(self, root: Path) -> list[str]:
-        probe = self.make_backend(root, lambda *_: None)
-        try:
-            return type(probe).check()
-        finally:
-            probe.close()
+        assert backend.running() == []
 
     @pytest.fixture
     def connection(self, world: World) -> Iterator[Connection]:

@@ -17,26 +17,22 @@ if state == 'live' then
   return { 'live', route, was_warm }
 end
 
+-- Counted exactly while they are few; a crowd is not read through on every call.
 local waiting = P .. 'waiting:' .. A[1]
-local waiters, marks = read_waiters(A[1], ms)
-local others = 0
-for _, w in ipairs(waiters) do
-  if w.op ~= A[2] then others = others + 1 end
-end
-if others >= MAX_WAITERS then return { 'crowded' } end
-if call('HLEN', waiting) > MAX_WAITERS then
-  -- The expired ones take the room: keep only those that still wait.
-  local all = call('HGETALL', waiting)
-  for i = 1, #all, 2 do
-    local expiry = split(all[i + 1])
-    if string.sub(all[i], 1, 1) ~= '@' and tonumber(expiry) <= ms then call('HDEL', waiting, all[i]) end
+local requested_at = call('HGET', waiting, '@req')
+local others = call('HLEN', waiting)
+if others <= FEW or others >= MAX_WAITERS then
+  others = 0
+  for _, w in ipairs(read_waiters(A[1], ms, others > FEW)) do
+    if w.op ~= A[2] then others = others + 1 end
   end
 end
+if others >= MAX_WAITERS then return { 'crowded' } end
 call('HSET', waiting, A[2], (ms + tonumber(A[6])) .. '|' .. A[5] .. '|' .. A[3] .. '|' .. A[4])
 local status = 'creating'
 if state == nil then
   status = 'requested'
-  local fresh = others > 0 and marks['@req'] and tonumber(marks['@req']) > ms - 2000
+  local fresh = others > 0 and requested_at and tonumber(requested_at) > ms - 2000
   if A[7] ~= '' and not fresh then
     call('HSET', waiting, '@req', ms)
     call('LPUSH', A[7], A[8])

@@ -1,8 +1,9 @@
 -- Acquires that wait for a thread: hash op id -> "expiry|agent ttl|reply_to|agent", and under "@…" the last request.
-local MAX_WAITERS = 1000
+local MAX_WAITERS, FEW = 1000, 24
 
-local function read_waiters(digest, ms)
-  local all = call('HGETALL', P .. 'waiting:' .. digest)
+local function read_waiters(digest, ms, prune)
+  local key = P .. 'waiting:' .. digest
+  local all = call('HGETALL', key)
   local found, marks = {}, {}
   for i = 1, #all, 2 do
     if string.sub(all[i], 1, 1) == '@' then
@@ -11,6 +12,8 @@ local function read_waiters(digest, ms)
       local expiry, ttl, client, agent = split(all[i + 1])
       if tonumber(expiry) > ms then
         found[#found + 1] = { op = all[i], ttl = tonumber(ttl), client = client, agent = agent }
+      elseif prune then
+        call('HDEL', key, all[i])
       end
     end
   end

@@ -1,0 +1,6 @@
+"""demo"""
+
+import click
+
+
+def register(group: click.Group) -> None: ...

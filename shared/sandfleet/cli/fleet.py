@@ -1,0 +1,206 @@
+"""Commands that run processes: ``up``, ``scheduler``, ``worker``."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from sandfleet.cli.context import Cli, fleet_command, pass_cli
+from sandfleet.cli.output import note
+from sandfleet.cli.running import Announcement
+from sandfleet.config import Settings
+from sandfleet.connection import check_url, redacted
+from sandfleet.stack import Stack, child_environ
+
+__all__ = ["register"]
+
+_WATCH_S = 0.5
+
+
+def register(group: click.Group) -> None:
+    """Add the commands to the group."""
+
+    @fleet_command(group, "up")
+    @click.option("--nodes", type=click.IntRange(1, 64), default=1, show_default=True, help="Node processes to run.")
+    @click.option("--replicas", type=click.IntRange(1, 100_000), help="Sandboxes each node holds at most.  [16]")
+    @click.option("--backend", help="What a sandbox is: local (bubblewrap) or mock.  [local]")
+    @click.option("--data-root", type=click.Path(file_okay=False, path_type=Path), help="Where threads' files lie.")
+    @click.option("--durable", is_flag=True, help="The private Redis writes every change to disk.")
+    @pass_cli
+    def up(cli: Cli, nodes: int, durable: bool, **given: Any) -> int:
+        """Run a whole fleet on this machine, in the foreground: Redis, a scheduler and nodes.
+
+        A private Redis is started unless --redis-url, SANDFLEET_REDIS_URL or REDIS_URL names one. While it runs, your
+        other sandfleet commands find it by themselves. Ctrl-C ends everything.
+
+        \b
+        Example:
+          sandfleet up --nodes 2
+          sandfleet exec --thread alice -- uname -a       (in another terminal)
+        """
+        return _up(cli, nodes, durable, given)
+
+    @fleet_command(group, "scheduler")
+    @click.option("--loglevel", default="INFO", show_default=True)
+    @pass_cli
+    def scheduler(cli: Cli, loglevel: str) -> NoReturn:
+        """Run one scheduler. Any number may run; they share their work.
+
+        \b
+        Example:
+          sandfleet scheduler --redis-url redis://:PASSWORD@10.0.0.5:6379/0
+        """
+        _become("sandfleet_scheduler", cli.settings(), ["--loglevel", loglevel])
+
+    @fleet_command(group, "worker")
+    @click.option("--node-id", metavar="ID", help="This node's id.  [first free <host>-<n>]")
+    @click.option("--replicas", type=click.IntRange(1, 100_000), help="Sandboxes this node holds at most.  [16]")
+    @click.option("--backend", "backends", multiple=True, help="A backend to offer; may be repeated.  [local]")
+    @click.option("--data-root", type=click.Path(file_okay=False, path_type=Path), help="Where threads' files lie.")
+    @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="What placement may ask for.")
+    @click.option("--concurrency", type=click.IntRange(1, 256), help="Threads that start operations.  [8]")
+    @click.option("--loglevel", default="INFO", show_default=True)
+    @pass_cli
+    def worker(cli: Cli, loglevel: str, backends: tuple[str, ...], labels: tuple[str, ...], **given: Any) -> NoReturn:
+        """Run one node: it takes sandboxes for as long as it runs. It only dials out, to Redis.
+
+        \b
+        Example, on any machine that reaches Redis:
+          sandfleet worker --redis-url redis://:PASSWORD@10.0.0.5:6379/0 --replicas 32
+        """
+        wrong = [label for label in labels if not re.fullmatch(r"[^=,]+=[^,]*", label)]
+        if wrong:
+            raise click.BadParameter(f"{wrong[0]!r} is not KEY=VALUE (without commas)", param_hint="--label")
+        if backends:
+            given.update(backend=backends[0], backends=backends)
+        if labels:
+            given["labels"] = dict(label.split("=", 1) for label in labels)
+        _become("sandfleet_workers", cli.settings(**given), ["--loglevel", loglevel])
+
+
+def _become(package: str, settings: Settings, arguments: list[str]) -> NoReturn:
+    """Turn this process into a role, which signals and supervisors then see as the command they started."""
+    check_url(settings.redis_url, allow_insecure=settings.allow_insecure_redis)
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", package, *arguments], child_environ(settings))
+
+
+# --- up ----------------------------------------------------------------------------------------
+
+
+def _up(cli: Cli, nodes: int, durable: bool, given: dict[str, Any]) -> int:
+    settings = Settings.load(redis_url=cli.redis_url, prefix=cli.prefix, **given)
+    redis_url = _named_redis(cli)
+    prefix = "node" if redis_url is None else _host()
+    announcement = Announcement(settings.run_root)
+    try:
+        with _signals_as_interrupt():
+            stack = Stack(
+                [f"{prefix}-{n + 1}" for n in range(nodes)],
+                redis_url=redis_url,
+                durable=durable,
+                # A node id cannot begin with a dot, so no node's directory is in the way.
+                state_dir=settings.run_root / ".up",
+                **{**given, "prefix": cli.prefix, "data_root": settings.data_root, "run_root": settings.run_root},
+            )
+            note(f"starting {'' if redis_url else 'Redis, '}a scheduler and {nodes} node{'s'[: nodes > 1]} …")
+            try:
+                stack.start()
+                facts = _facts(stack)
+                announcement.tell(facts)
+                cli.show(facts, lambda: _welcome(stack, own_redis=redis_url is None))
+                sys.stdout.flush()
+                return _watch(stack)
+            except KeyboardInterrupt:
+                return 0
+            finally:
+                note("stopping …")
+                stack.stop()
+    finally:
+        announcement.close()
+
+
+def _named_redis(cli: Cli) -> str | None:
+    return cli.redis_url or os.environ.get("SANDFLEET_REDIS_URL") or os.environ.get("REDIS_URL") or None
+
+
+def _host() -> str:
+    name = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower()).strip("-")[:32]
+    return name or "host"
+
+
+def _facts(stack: Stack) -> dict[str, Any]:
+    settings = stack.settings
+    return {
+        "pid": os.getpid(),
+        "redis_url": settings.redis_url,
+        "prefix": settings.prefix,
+        "backend": settings.backend,
+        "nodes": list(stack.node_ids),
+        "data_root": str(settings.data_root),
+        "log_dir": str(stack.log_dir),
+    }
+
+
+def _welcome(stack: Stack, *, own_redis: bool) -> None:
+    settings = stack.settings
+    if stack.redis is not None:
+        click.echo(f"Redis      pid {stack.redis.pid:<8} {redacted(settings.redis_url)}")
+    else:
+        click.echo(f"Redis      {redacted(settings.redis_url)}")
+    click.echo(f"scheduler  pid {stack.scheduler.pid}")
+    for node_id, process in stack.nodes.items():
+        click.echo(
+            f"{node_id:<10} pid {process.pid:<8} {settings.replicas} sandboxes at most, backend {settings.backend}"
+        )
+    click.echo(f"data in    {settings.data_root}")
+    click.echo(f"logs in    {stack.log_dir}")
+    click.echo("")
+    click.echo("In another terminal:")
+    click.echo("  sandfleet exec --thread alice -- python3 -c 'print(6 * 7)'")
+    click.echo("  sandfleet ls")
+    if own_redis:
+        click.echo("For an agent backend (the URL holds the password):")
+        click.echo(f"  export SANDFLEET_REDIS_URL={settings.redis_url}")
+    click.echo("Ctrl-C ends it all.")
+
+
+def _watch(stack: Stack) -> int:
+    """Until interrupted: say when a process ended by itself; without Redis or any node there is nothing left to do."""
+    told: set[str] = set()
+    never = threading.Event()
+    while True:
+        crashed: Mapping[str, str] = stack.crashed()
+        for name in crashed.keys() - told:
+            told.add(name)
+            note(
+                f"sandfleet: {name} ended by itself ({crashed[name]}); the end of {stack.log(name)}:\n{stack.tail(name)}"
+            )
+        if "redis" in crashed or "scheduler" in crashed or all(node in crashed for node in stack.node_ids):
+            return 3
+        never.wait(_WATCH_S)
+
+
+class _signals_as_interrupt:  # noqa: N801  (reads as a statement)
+    """SIGTERM and SIGHUP end ``up`` as Ctrl-C does: in order, with nothing left behind."""
+
+    def __enter__(self) -> None:
+        self._before = {number: signal.signal(number, self._interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @staticmethod
+    def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt

@@ -1,0 +1,206 @@
+"""Looking at a fleet: ``ls``, ``nodes``, ``ops``, ``story``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+import click
+
+from sandfleet.cli.context import Cli, fleet_command, pass_cli
+from sandfleet.cli.output import age, printable, table
+from sandfleet.errors import SandboxNotFound
+from sandfleet.model import NodeView, SandboxInfo
+from sandfleet.store.base import OpView, Store
+
+__all__ = ["op_document", "register", "story_of"]
+
+
+def register(group: click.Group) -> None:
+    """Add the commands to the group."""
+
+    @fleet_command(group, "ls")
+    @click.option("--thread", "-t", metavar="T", help="Only this thread's.")
+    @click.option("--user", "-u", metavar="U", help="Only this user's.")
+    @click.option("--node", metavar="ID", help="Only on this node.")
+    @pass_cli
+    def ls(cli: Cli, thread: str | None, user: str | None, node: str | None) -> None:
+        """List the sandboxes: whose they are, where they live, what state they are in.
+
+        A warm one runs with nobody in it, ready for its thread.
+
+        \b
+        Example:
+          sandfleet ls --user 42
+        """
+        with cli.store() as store:
+            found = store.sandboxes(node_id=node, thread_id=thread, user_id=user)
+            now_s = store.now_ms() / 1000
+        cli.show({"sandboxes": [asdict(info) for info in found]}, lambda: _show_sandboxes(found, now_s))
+
+    @fleet_command(group, "nodes")
+    @pass_cli
+    def nodes(cli: Cli) -> None:
+        """List the nodes: whether they live, how full they are, what they offer.
+
+        \b
+        Example:
+          sandfleet nodes --json
+        """
+        with cli.store() as store:
+            found, now_s = store.nodes(), store.now_ms() / 1000
+        cli.show({"nodes": [asdict(node) for node in found]}, lambda: _show_nodes(found, now_s))
+
+    @fleet_command(group, "ops")
+    @click.option("--node", metavar="ID", help="Only on this node.")
+    @click.option("--limit", type=click.IntRange(1, 10_000), default=200, show_default=True)
+    @pass_cli
+    def ops(cli: Cli, node: str | None, limit: int) -> None:
+        """List the operations that wait or run, oldest first. `sandfleet cancel OP` ends one.
+
+        \b
+        Example:
+          sandfleet ops --node node-1
+        """
+        with cli.store() as store:
+            found, now_ms = store.ops(node_id=node, limit=limit), store.now_ms()
+        cli.show({"ops": [op_document(view) for view in found]}, lambda: _show_ops(found, now_ms))
+
+    @fleet_command(group, "story")
+    @click.argument("key", metavar="ID")
+    @pass_cli
+    def story(cli: Cli, key: str) -> None:
+        """Tell what happened to a sandbox, a node or an operation, as a time line. Stories are kept a day.
+
+        \b
+        Example:
+          sandfleet story 3f9a1c22
+        """
+        with cli.store() as store:
+            told = story_of(store, key)
+        cli.show(told, lambda: _show_story(told))
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+def _show_sandboxes(found: list[SandboxInfo], now_s: float) -> None:
+    rows = [
+        (
+            info.sandbox_id,
+            info.thread_id,
+            info.user_id,
+            info.state,
+            info.node_id,
+            info.backend,
+            age(now_s - info.created_at),
+            age(now_s - info.used_at),
+            info.agents,
+            info.ops,
+        )
+        for info in found
+    ]
+    columns = ("sandbox", "thread", "user", "state", "node", "backend", "age", "idle", "agents", "ops")
+    table(columns, rows, empty="No sandboxes. Make one: sandfleet exec --thread alice -- uname -a")
+
+
+def node_state(node: NodeView) -> str:
+    """The state a person asks for: a node without a lease is dead, whatever it said last."""
+    return str(node.state) if node.alive or node.state.value == "gone" else "dead"
+
+
+def _show_nodes(found: list[NodeView], now_s: float) -> None:
+    rows = [
+        (
+            node.node_id,
+            node_state(node),
+            f"{node.places}/{node.replicas}",
+            node.warm,
+            node.inflight,
+            ",".join(node.backends),
+            ",".join(f"{k}={v}" for k, v in node.labels.items()),
+            node.host,
+            node.pid,
+            age(now_s - node.started_at),
+        )
+        for node in found
+    ]
+    columns = ("node", "state", "sandboxes", "warm", "ops", "backends", "labels", "host", "pid", "since")
+    table(columns, rows, empty="No nodes. Start one: sandfleet worker   (or a whole fleet: sandfleet up)")
+
+
+def _show_ops(found: list[OpView], now_ms: int) -> None:
+    rows = [
+        (
+            view.op_id,
+            "running" if view.state == "claimed" else "waiting" if view.state == "recorded" else view.state,
+            age((now_ms - view.recorded_at_ms) / 1000),
+            view.node_id,
+            view.describe,
+        )
+        for view in found
+    ]
+    table(("op", "state", "age", "node", "what"), rows, empty="Nothing waits or runs.")
+
+
+def op_document(view: OpView) -> dict[str, Any]:
+    """An operation as JSON, without its reply: that may be large, and is its caller's."""
+    document = asdict(view)
+    del document["reply"]
+    return document
+
+
+# --- stories -----------------------------------------------------------------------------------
+
+
+def story_of(store: Store, key: str) -> dict[str, Any]:
+    """``{"id", "kind", "events"}`` of an operation, a node or a sandbox, events oldest first.
+
+    Raises:
+        SandboxNotFound: Nothing is known of the id.
+    """
+    view = store.op(key)
+    if view is not None:
+        return {"id": key, "kind": "op", "op": op_document(view), "events": _op_events(view)}
+    events = store.story(key)
+    is_node = any(node.node_id == key for node in store.nodes())
+    inflight = [op for op in store.ops(limit=2000) if key in (op.sandbox_id, op.node_id)] if events else []
+    if not events and not is_node:
+        raise SandboxNotFound(
+            f"nothing is known of {key}; `sandfleet ls`, `sandfleet nodes` and `sandfleet ops` list the ids there are "
+            "(an operation's record is dropped a minute after its answer)",
+            id=key,
+        )
+    for op in inflight:
+        events += _op_events(op)
+    events.sort(key=lambda event: int(event.get("at_ms", 0)))
+    return {"id": key, "kind": "node" if is_node else "sandbox", "events": events}
+
+
+def _op_events(view: OpView) -> list[dict[str, Any]]:
+    where = {"op_id": view.op_id, "what": view.describe}
+    events: list[dict[str, Any]] = [
+        {"at_ms": view.recorded_at_ms, "event": "op recorded", **where, "node_id": view.node_id}
+    ]
+    if view.claimed_at_ms is not None:
+        events.append({"at_ms": view.claimed_at_ms, "event": "op started", **where})
+    if view.finished_at_ms is not None:
+        name = "op answered" if view.state == "done" else "op closed"
+        events.append({"at_ms": view.finished_at_ms, "event": name, **where, "outcome": view.outcome})
+    return events
+
+
+def _show_story(told: dict[str, Any]) -> None:
+    click.echo(f"{told['kind']} {printable(told['id'])}")
+    began = told["events"][0]["at_ms"] if told["events"] else 0
+    for event in told["events"]:
+        at_ms = int(event["at_ms"])
+        clock = datetime.fromtimestamp(at_ms / 1000).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        facts = "  ".join(
+            f"{key}={printable(value if isinstance(value, str) else json.dumps(value))}"
+            for key, value in event.items()
+            if key not in ("at_ms", "event")
+        )
+        click.echo(f"{clock}  +{(at_ms - began) / 1000:<8.3f} {printable(event['event']):<14} {facts}".rstrip())
