@@ -17,12 +17,14 @@ from celery.canvas import Signature
 
 from sandfleet.acquiring import acquire_steps
 from sandfleet.celery_app import queue_of
-from sandfleet.client import Client, drive
+from sandfleet.client import Client
 from sandfleet.config import Settings
 from sandfleet.errors import InvalidArgument, NotStarted, SandboxNotFound, SandfleetError
 from sandfleet.ids import Identity
 from sandfleet.model import SandboxSpec
 from sandfleet.ops import CONTENT_KINDS, OPS, describe, parse_args, task_name
+from sandfleet.refusals import refusal
+from sandfleet.steps import drive
 from sandfleet.store.base import OpRecord, Route
 from sandfleet.wire import OpMessage, encode_content, node_queue
 from sandfleet_scheduler.service import Scheduler
@@ -91,10 +93,7 @@ class Gateway:
             if recorded.status == "recorded":
                 return record, message
             if recorded.status != "moved" or recorded.route is None:
-                raise NotStarted(
-                    f"{kind} on sandbox {route.sandbox_id} was not taken: {recorded.status}",
-                    sandbox_id=route.sandbox_id,
-                )
+                raise refusal(recorded.status, route.sandbox_id, record.op_id)
             route = recorded.route
         raise NotStarted(f"sandbox {route.sandbox_id} changes its node faster than it can be addressed")
 

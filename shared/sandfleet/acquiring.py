@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sandfleet.client import Client, Do, Sleep, Steps, Wait
+from sandfleet.client import Client
 from sandfleet.errors import (
     HomeUnavailable,
     NoCapacity,
@@ -20,6 +20,7 @@ from sandfleet.errors import (
 )
 from sandfleet.ids import Identity, new_op_id
 from sandfleet.model import SandboxSpec
+from sandfleet.steps import Do, Sleep, Steps, Wait
 from sandfleet.store.base import Acquired, OpRecord, Push, Recorded, Route, Waiter
 from sandfleet.wire import SCHEDULER_QUEUE, VERSION, OpMessage, celery_message, node_queue
 

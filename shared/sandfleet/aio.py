@@ -8,13 +8,14 @@ from types import TracebackType
 from typing import Any
 
 from sandfleet import calls
-from sandfleet.client import Answer, Call, Target, drive_async
+from sandfleet.client import Answer, Call, Target
 from sandfleet.config import Settings
 from sandfleet.errors import PathNotFound
 from sandfleet.ids import Identity, is_sandbox_id
 from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health, SandboxInfo, SandboxSpec
 from sandfleet.provider import SandboxProvider, list_type
 from sandfleet.sandbox import Batch, next_handle
+from sandfleet.steps import drive_async
 
 __all__ = ["AsyncSandbox", "AsyncSandboxProvider"]
 

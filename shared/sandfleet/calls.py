@@ -6,9 +6,10 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sandfleet.client import Answer, Call, Client, Do, Steps, Target
+from sandfleet.client import Answer, Call, Client, Target
 from sandfleet.errors import InternalError, InvalidArgument, from_wire
 from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health
+from sandfleet.steps import Do, Steps
 from sandfleet.store.base import OpView
 
 
@@ -68,7 +69,7 @@ def shown(result: CommandResult) -> str:
         text += f"\nStd Error:\n{result.stderr}" if text else result.stderr
     if result.timed_out:
         note = (
-            f"Command timed out after {result.duration_s:g} seconds and was terminated. To run a long-lived "
+            f"Command timed out after {round(result.duration_s, 1):g} seconds and was terminated. To run a long-lived "
             "process such as a web server, start it in the background and redirect its output, e.g. "
             "`your-command > /mnt/user-data/workspace/server.log 2>&1 &`."
         )

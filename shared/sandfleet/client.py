@@ -1,34 +1,27 @@
 """The caller's side of the path: record, publish, wait, and repeat only what is known not to have begun.
 
-The logic is written once, as generators that yield `Do`, `Wait` and `Sleep`; `drive` runs them on a thread,
-`drive_async` on an event loop. Identity is per process: after a fork reader, connections and pending replies
-are made anew.
+The logic is written once, as generators (`sandfleet.steps`). Identity is per process: after a fork reader,
+connections and pending replies are made anew.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from sandfleet import blobs
 from sandfleet.config import Settings
 from sandfleet.errors import (
     Busy,
     NotStarted,
-    OpConflict,
     OutcomeUnknown,
-    QueueTimeout,
     ReplyTimeout,
-    SandboxLost,
-    SandboxNotFound,
-    SandboxStopping,
     SandfleetError,
     StoreUnavailable,
     from_wire,
@@ -37,111 +30,21 @@ from sandfleet.ids import Identity, check_op_id, new_op_id, new_token
 from sandfleet.model import Timings
 from sandfleet.ops import CONTENT_KINDS, OPS, describe, parse_args, task_name
 from sandfleet.publish import publisher
+from sandfleet.refusals import refusal
 from sandfleet.replies import Pending, ReplyReader
+from sandfleet.steps import Do, Sleep, Steps, Wait
 from sandfleet.store import open_store
 from sandfleet.store.base import OpRecord, Recorded, Route, Store
 from sandfleet.wire import OpMessage, node_queue
 
-__all__ = ["Answer", "Call", "Client", "Do", "Sleep", "Steps", "Target", "Wait", "drive", "drive_async"]
+__all__ = ["Answer", "Call", "Client", "Target"]
 
 log = logging.getLogger("sandfleet.client")
-
-T = TypeVar("T")
 
 #: How often one call is sent again after it is known not to have begun.
 _RESENDS = 4
 #: Beyond start_by and the operation's own deadline, how long the client waits for the answer.
 _REPLY_GRACE_S = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class Do:
-    """Run a short blocking function; its result is sent back into the generator."""
-
-    run: Callable[[], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Wait for a reply; its payload is sent back, or TimeoutError is thrown in."""
-
-    pending: Pending
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Sleep:
-    """Do nothing for a while."""
-
-    seconds: float
-
-
-Steps = Generator[Do | Wait | Sleep, Any, T]
-
-
-def drive(steps: Steps[T]) -> T:
-    """Run ``steps`` on this thread."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                value: Any = None
-                if isinstance(step, Do):
-                    value = step.run()
-                elif isinstance(step, Wait):
-                    value = step.pending.wait(step.timeout_s)
-                else:
-                    time.sleep(step.seconds)
-            except Exception as exc:  # noqa: BLE001  (it goes into the generator, which decides)
-                step = steps.throw(exc)
-            else:
-                step = steps.send(value)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-
-
-async def drive_async(steps: Steps[T]) -> T:
-    """Run ``steps`` on the running event loop; its thread never blocks on Redis or on a reply."""
-    loop = asyncio.get_running_loop()
-    try:
-        step = next(steps)
-        while True:
-            try:
-                value: Any = None
-                if isinstance(step, Do):
-                    value = await loop.run_in_executor(None, step.run)
-                elif isinstance(step, Wait):
-                    value = await _wait_async(loop, step)
-                else:
-                    await asyncio.sleep(step.seconds)
-            except Exception as exc:  # noqa: BLE001  (it goes into the generator, which decides)
-                step = steps.throw(exc)
-            else:
-                step = steps.send(value)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    finally:
-        # A cancelled asyncio task leaves the generator suspended: its `finally` forgets the pending reply.
-        steps.close()
-
-
-async def _wait_async(loop: asyncio.AbstractEventLoop, step: Wait) -> str | None:
-    future: asyncio.Future[str | None] = loop.create_future()
-
-    def deliver(payload: str | None) -> None:
-        def resolve() -> None:
-            if not future.done():
-                future.set_result(payload)
-
-        try:
-            loop.call_soon_threadsafe(resolve)
-        except RuntimeError:
-            log.info("replies.loop_closed", extra={"op_id": step.pending.op_id})
-
-    step.pending.forward(deliver)
-    return await asyncio.wait_for(future, max(0.0, step.timeout_s))
 
 
 @dataclass(slots=True)
@@ -387,51 +290,56 @@ class Client:
         queue_s: float,
     ) -> Recorded:
         """Record at the sandbox's current node; looks the route up again when it is stale."""
-        shown = describe(call.kind, args, target.sandbox_id)
         identity = self.identity_of(target)
         for _ in range(4):
             route = target.route or self._look_up(target)
-            now_ms = self.now_ms()
-            start_by_ms = now_ms + int(queue_s * 1000)
-            message = OpMessage(
-                op_id=op_id,
-                kind=call.kind,
-                identity=identity,
-                route=route,
-                caller=call.caller or self.id,
-                args=packed[0],
-                content=packed[1],
-                start_by_ms=start_by_ms,
-                deadline_ms=start_by_ms + int(self._run_within_s(call) * 1000),
-                reply_to=self.id,
-                sent_at_ms=now_ms,
-            )
+            message = self._message(call, op_id, identity, route, packed, queue_s)
             record = OpRecord(
                 op_id=op_id,
                 kind=call.kind,
                 route=route,
                 owner=identity.digest,
-                start_by_ms=start_by_ms,
+                start_by_ms=message.start_by_ms,
                 deadline_ms=message.deadline_ms,
                 reply_to=self.id,
-                describe=shown,
+                describe=describe(call.kind, args, target.sandbox_id),
                 effect=OPS[call.kind].effect,
             )
-            recorded = self._publish(
-                record,
-                task_name(call.kind),
-                message.to_wire(),
-                node_queue(route.node_id),
-                self.settings.max_queue,
-            )
+            queue = node_queue(route.node_id)
+            recorded = self._publish(record, task_name(call.kind), message.to_wire(), queue, self.settings.max_queue)
             self.learn_clock(recorded.now_ms)
             if recorded.status in ("recorded", "duplicate"):
                 target.route = route
                 return recorded
             if recorded.status != "moved":
-                raise _refusal(recorded.status, target.sandbox_id, op_id)
+                raise refusal(recorded.status, target.sandbox_id, op_id)
             target.route = recorded.route
         raise NotStarted(f"sandbox {target.sandbox_id} changes its node faster than it can be addressed", op_id=op_id)
+
+    def _message(
+        self,
+        call: Call,
+        op_id: str,
+        identity: Identity,
+        route: Route,
+        packed: tuple[Any, dict[str, Any] | None],
+        queue_s: float,
+    ) -> OpMessage:
+        now_ms = self.now_ms()
+        start_by_ms = now_ms + int(queue_s * 1000)
+        return OpMessage(
+            op_id=op_id,
+            kind=call.kind,
+            identity=identity,
+            route=route,
+            caller=call.caller or self.id,
+            args=packed[0],
+            content=packed[1],
+            start_by_ms=start_by_ms,
+            deadline_ms=start_by_ms + int(self._run_within_s(call) * 1000),
+            reply_to=self.id,
+            sent_at_ms=now_ms,
+        )
 
     def identity_of(self, target: Target) -> Identity:
         """Whom the sandbox belongs to, looked up when the handle came from a bare id.
@@ -442,7 +350,7 @@ class Client:
         if target.identity is None:
             info = self.store.sandbox(target.sandbox_id)
             if info is None:
-                raise _refusal("not_found", target.sandbox_id, "")
+                raise refusal("not_found", target.sandbox_id, "")
             target.identity = Identity(info.thread_id, info.user_id)
         return target.identity
 
@@ -450,7 +358,7 @@ class Client:
         route = self.store.route(target.sandbox_id)
         if route is None:
             info = self.store.sandbox(target.sandbox_id)
-            raise _refusal("not_found" if info is None else "lost", target.sandbox_id, "")
+            raise refusal("not_found" if info is None else "lost", target.sandbox_id, "")
         return route
 
     def _decode(self, op_id: str, reply: str, started: float) -> Answer:
@@ -465,33 +373,3 @@ class Client:
         spent = data.get("t") or (None, None, None)
         timings = Timings(spent[0], spent[1], spent[2], (time.monotonic() - started) * 1000)
         return Answer(op_id, value, content, timings)
-
-
-def _refusal(status: str, sandbox_id: str, op_id: str) -> SandfleetError:
-    """The error of a record that was not taken."""
-    facts: dict[str, Any] = {"sandbox_id": sandbox_id, "op_id": op_id}
-    again = "acquire again"
-    match status:
-        case "not_found":
-            return SandboxNotFound(f"no sandbox {sandbox_id} of yours; {again}", **facts)
-        case "lost":
-            return SandboxLost(f"sandbox {sandbox_id} died with its node; its processes are gone, {again}", **facts)
-        case "stopping":
-            return SandboxStopping(f"sandbox {sandbox_id} is being destroyed; {again}", **facts)
-        case "node_down":
-            return NotStarted(f"the node of sandbox {sandbox_id} does not answer", retry_after_s=1.0, **facts)
-        case "draining" | "creating":
-            return NotStarted(
-                f"the node of sandbox {sandbox_id} takes nothing now ({status})", retry_after_s=0.5, **facts
-            )
-        case "busy":
-            return Busy(
-                f"the node of sandbox {sandbox_id} holds as many operations as it may",
-                retry_after_s=0.5,
-                **facts,
-            )
-        case "conflict":
-            return OpConflict(f"op_id {op_id} belongs to another operation", **facts)
-        case "queue_timeout":
-            return QueueTimeout(f"operation {op_id} waited past its start_by", **facts)
-    return NotStarted(f"the operation was not taken: {status}", **facts)

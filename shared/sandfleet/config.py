@@ -35,7 +35,7 @@ class Settings(BaseModel):
     ``key=value,key=value`` or ``a,b``.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     redis_url: str = Field(
         default="redis://127.0.0.1:6379/0", description="Redis that holds state, queues and replies."
@@ -124,7 +124,9 @@ class Settings(BaseModel):
 
 def _parse(name: str, text: str) -> Any:
     if name == "labels":
-        return dict(pair.split("=", 1) for pair in text.split(",") if "=" in pair)
+        pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+        # A pair without "=" would be a label that silently is none: the text itself is refused as no mapping.
+        return {k.strip(): v.strip() for k, _, v in pairs} if all(sep for _, sep, _ in pairs) else text
     if name == "backends":
         return tuple(part.strip() for part in text.split(",") if part.strip())
     return text

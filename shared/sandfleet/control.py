@@ -41,7 +41,9 @@ def _broadcast(
     app = celery_app(settings, name="sandfleet-control")
     try:
         answers = app.control.broadcast(command, arguments=arguments, destination=names, reply=True, timeout=timeout_s)
-    except (OSError, *app.connection_for_write().connection_errors) as exc:
+    except Exception as exc:
+        if not isinstance(exc, tuple(app.connection_for_write().connection_errors)):
+            raise
         raise StoreUnavailable(f"Redis did not carry the control message: {exc}") from exc
     finally:
         app.close()

@@ -378,15 +378,17 @@ class CommandError(SandfleetError):
 
 
 class CommandFailed(CommandError):
-    """``result.check()`` of a non-zero exit; ``result`` holds the whole result."""
+    """``result.check()`` of a non-zero exit; ``result`` is the whole `CommandResult`, in the process that checked."""
 
     code = "command_failed"
+    result: Any = None
 
 
 class CommandTimeout(CommandError, TimeoutError):
-    """``result.check()`` of a command that its deadline ended; the partial output is in ``result``."""
+    """``result.check()`` of a command that its deadline ended; ``result`` holds the partial output."""
 
     code = "command_timeout"
+    result: Any = None
 
 
 class ResourceLimitExceeded(CommandError):

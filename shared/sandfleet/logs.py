@@ -40,12 +40,12 @@ class _Formatter(logging.Formatter):
             return json.dumps(line, default=str)
         # A hostile command line in a fact must not start a line of its own or move the cursor.
         shown = " ".join(f"{key}={_plain(value)}" for key, value in facts.items() if key != "exception")
-        tail = "\n" + str(facts["exception"]) if "exception" in facts else ""
+        tail = "".join("\n" + _escape(line) for line in str(facts.get("exception", "")).splitlines())
         return f"{at} {record.levelname[:4]} {record.name} {_escape(text)} {shown}".rstrip() + tail
 
 
 def _plain(value: object) -> str:
-    text = _escape(str(value))
+    text = _escape(str(value)).replace('"', "'")
     return f'"{text}"' if " " in text else text
 
 

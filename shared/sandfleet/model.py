@@ -98,22 +98,26 @@ class CommandResult(Mapping[str, Any]):
             CommandFailed: It exited with another code or by a signal.
         """
         if self.timed_out:
-            raise CommandTimeout(
+            timeout = CommandTimeout(
                 f"the command was ended by its deadline after {self.duration_s:.3g} s",
                 op_id=self.op_id,
                 stdout=self.stdout[-2000:],
                 stderr=self.stderr[-2000:],
             )
+            timeout.result = self
+            raise timeout
         if self.exit_code != 0:
             how = f"exit code {self.exit_code}" if self.exit_code is not None else f"signal {self.signal}"
             tail = self.stderr.strip()[-500:]
-            raise CommandFailed(
+            failed = CommandFailed(
                 f"the command ended with {how}" + (f": {tail}" if tail else ""),
                 op_id=self.op_id,
                 exit_code=self.exit_code,
                 stdout=self.stdout[-2000:],
                 stderr=self.stderr[-2000:],
             )
+            failed.result = self
+            raise failed
         return self
 
     # The seeds write result["exit_code"].

@@ -6,6 +6,7 @@ over the wire and to choose lanes) and by the docs. Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -62,8 +63,6 @@ class ExecuteCommand(Args):
     @field_validator("env")
     @classmethod
     def _env_names(cls, env: dict[str, str]) -> dict[str, str]:
-        import re  # noqa: PLC0415  (only here; keeps the module's surface clean)
-
         for name, value in env.items():
             if re.fullmatch(_ENV_NAME, name) is None:
                 raise ValueError(f"env key {name[:80]!r} is not a valid POSIX environment variable name")
@@ -82,7 +81,7 @@ class ReadFile(Args):
 
 
 class WriteFile(Args):
-    """Write the content atomically, or append it. ``if_digest``: compare-and-swap on sha256 hex; "" = must not exist."""
+    """Write the content atomically, or append it. ``if_digest``: compare-and-swap on sha256 hex; "" = not there."""
 
     path: Path
     append: bool = False
@@ -164,10 +163,21 @@ class Nothing(Args):
 
 
 class Batch(Args):
-    """Several operations in one task, in order. Each item: ``{"kind", "args", "content"?}``."""
+    """Several operations in one task, in order. Each item: ``{"kind", "args", "content" or "content_b64"}``."""
 
     ops: list[dict[str, Any]] = Field(min_length=1, max_length=200)
     stop_on_error: bool = True
+
+    @field_validator("ops")
+    @classmethod
+    def _contents(cls, ops: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for number, item in enumerate(ops):
+            for key in ("content", "content_b64"):
+                if not isinstance(item.get(key, ""), str):
+                    raise ValueError(f"item {number}: {key} must be text")
+            if not isinstance(item.get("args", {}), dict):
+                raise ValueError(f"item {number}: args must be an object")
+        return ops
 
 
 class Cancel(Args):
@@ -200,8 +210,11 @@ class OpKind:
 
 
 def _cut(text: object, limit: int = 80) -> str:
-    line = " ".join(str(text).split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    # What a sandbox's user wrote must not move the cursor of whoever reads it.
+    line = " ".join("".join(ch if ch.isprintable() else " " for ch in str(text)[: 4 * limit]).split())
+    line = line if len(line) <= limit else line[: limit - 1] + "…"
+    # Terminals and logs show it: an escape sequence in a command must not reach them.
+    return "".join(ch if ch.isprintable() else "\ufffd" for ch in line)
 
 
 def _command(args: Mapping[str, Any]) -> str:

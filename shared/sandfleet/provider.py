@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import Any
 
 from sandfleet.acquiring import ON_LOST, acquire_steps, send_lifecycle
-from sandfleet.client import Client, Do, Steps, Target, drive
+from sandfleet.client import Client, Target
 from sandfleet.config import Settings
 from sandfleet.errors import InvalidArgument, NotSupported, SandboxNotFound, SandfleetError, from_wire
 from sandfleet.ids import Identity, is_sandbox_id
 from sandfleet.model import SandboxInfo, SandboxSpec
 from sandfleet.sandbox import Sandbox
+from sandfleet.steps import Do, Steps, drive
 from sandfleet.store.base import Recorded, Route
 
 __all__ = [

@@ -62,7 +62,7 @@ def _by_kombu(settings: Settings, store: Store) -> Publish:
                 task,
                 args=[argument],
                 task_id=record.op_id,
-                queue=queue_of(queue),
+                queue=queue_of(queue),  # type: ignore[arg-type]  # Celery takes a Queue
                 ignore_result=True,
                 argsrepr=record.describe,
                 kwargsrepr="{}",

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sandfleet import calls
-from sandfleet.client import Answer, Call, Target, drive
+from sandfleet.client import Answer, Call, Target
 from sandfleet.errors import NotSupported, PathNotFound
 from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health
+from sandfleet.steps import drive
 
 if TYPE_CHECKING:
     from sandfleet.provider import SandboxProvider
@@ -184,7 +185,7 @@ class Sandbox:
     # --- files -------------------------------------------------------------------------------
 
     def read_file(self, path: str, start_line: int | None = None, end_line: int | None = None) -> str:
-        """The file as text, or its lines ``start_line``…``end_line`` (1-based, inclusive). What is not UTF-8 is replaced.
+        """The file as text, or its lines ``start_line``…``end_line`` (1-based, inclusive); not UTF-8 is replaced.
 
         Raises:
             PathNotFound, IsDirectory, PermissionDenied, NotRegularFile

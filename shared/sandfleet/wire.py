@@ -8,7 +8,6 @@ that any Celery worker, Flower and `revoke` understand it.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import socket
@@ -157,7 +156,7 @@ def decode_content(content: Mapping[str, Any] | None) -> bytes | None:
     if isinstance(encoded, str):
         try:
             return base64.b64decode(encoded, validate=True)
-        except binascii.Error as exc:
+        except ValueError as exc:
             raise InvalidArgument(f"content is not valid base64: {exc}") from None
     raise InvalidArgument("content must be inline text, base64 or a blob")
 

@@ -279,6 +279,9 @@ class Gate:
     def is_reached(self) -> bool:
         return (self._folder / f"{self._name}.closed").exists()
 
+    def is_open(self) -> bool:
+        return (self._folder / f"{self._name}.open").exists()
+
     def open(self) -> None:
         (self._folder / f"{self._name}.open").touch()
 

@@ -99,9 +99,7 @@ class Sandbox:
         rules = {"uid": os.getuid(), "pid": os.getpid(), **rules}
         times = {name: rules.pop(name) for name in ("hello_s", "guard_tick_s") if name in rules}
         endpoint = UnixEndpoint(os.open(self.root, os.O_PATH | os.O_DIRECTORY), "s", KEY, **rules)
-        made = EndpointConnection(
-            endpoint, sandbox_id="ab", liveness=lambda: liveness, waiter=self._waiter, **times
-        )
+        made = EndpointConnection(endpoint, sandbox_id="ab", liveness=lambda: liveness, waiter=self._waiter, **times)
         self._stack.callback(made.close)
         return made
 

@@ -234,11 +234,27 @@ def json_of(reply: Reply) -> dict[str, Any]:
 _CODES = {
     **{
         code: code
-        for code in (
-            "invalid_argument path_not_found is_directory not_directory not_regular_file permission_denied read_only "
-            "already_exists no_space file_too_large invalid_pattern no_match ambiguous_match digest_mismatch "
-            "session_not_found session_busy session_lost search_timeout internal"
-        ).split()
+        for code in [
+            "invalid_argument",
+            "path_not_found",
+            "is_directory",
+            "not_directory",
+            "not_regular_file",
+            "permission_denied",
+            "read_only",
+            "already_exists",
+            "no_space",
+            "file_too_large",
+            "invalid_pattern",
+            "no_match",
+            "ambiguous_match",
+            "digest_mismatch",
+            "session_not_found",
+            "session_busy",
+            "session_lost",
+            "search_timeout",
+            "internal",
+        ]
     },
     "op_exists": "op_conflict",
     "too_busy": "busy",

@@ -21,8 +21,8 @@ from sandfleet.wire import OpMessage, node_queue
 from sandfleet_workers.backends import load_backend
 
 if TYPE_CHECKING:
+    from sandfleet_workers.jobs import Job
     from sandfleet_workers.node import Held, Node
-    from sandfleet_workers.pool import Job
 
 __all__ = ["Lifecycle", "thread_directory"]
 

@@ -36,8 +36,10 @@ from sandfleet.model import NodeState, SandboxSpec
 from sandfleet.ops import OPS, lanes_of, parse_args
 from sandfleet.store.base import Claim, Route, Store
 from sandfleet.wire import OpMessage
+from sandfleet_workers.answers import celery_result, encode_reply
 from sandfleet_workers.batch import BatchRun
-from sandfleet_workers.pool import Job, LanePool, Plan
+from sandfleet_workers.jobs import Job, Plan
+from sandfleet_workers.pool import LanePool
 
 __all__ = ["Held", "Node"]
 
@@ -148,7 +150,9 @@ class Node:
             self._start(job, held, message, args)
         except StoreUnavailable as exc:
             # Everything that needs Redis comes before the effect, so nothing has begun.
-            error = NotStarted(f"Redis was away when operation {job.op_id} was due: {exc}", reason="store", retry_after_s=0.5)
+            error = NotStarted(
+                f"Redis was away when operation {job.op_id} was due: {exc}", reason="store", retry_after_s=0.5
+            )
             self.finish(job, Completion(error=error))
         except SandfleetError as exc:
             self.finish(job, Completion(error=exc))
@@ -311,7 +315,7 @@ class Node:
             outcome = error.code
             job.failure = OperationFailed(json.dumps(error.to_wire()))
         else:
-            job.result = self._celery_result(job, completion)
+            job.result = celery_result(completion, shown_only=job.request.ignore_result)
         self._send(job.op_id, message.route, outcome, payload)
         if message.content is not None and "blob" in message.content:
             self._drop_blob(message.content)
@@ -321,28 +325,8 @@ class Node:
         now = time.monotonic()
         began = job.started_at or now
         queued_ms = (self.lease.now_ms() - (now - job.taken_at) * 1000) - message.sent_at_ms
-        spent = [round(queued_ms, 2), round((began - job.taken_at) * 1000, 2), round((now - began) * 1000, 2)]
-        if completion.error is not None:
-            return json.dumps({"error": completion.error.to_wire(), "t": spent}, separators=(",", ":"))
-        keep_s = 120.0
-        reply: dict[str, Any] = {"t": spent}
-        reply["ok"] = blobs.pack_json(self.store, completion.value, client=message.reply_to, ttl_s=keep_s)
-        if completion.content is not None:
-            reply["content"] = blobs.pack_bytes(self.store, completion.content, client=message.reply_to, ttl_s=keep_s)
-        return json.dumps(reply, separators=(",", ":"))
-
-    @staticmethod
-    def _celery_result(job: Job, completion: Completion) -> Any:
-        if not job.request.ignore_result:
-            value = completion.value
-            if completion.content is not None:
-                return {**(value or {}), "content": completion.content.decode("utf-8", "replace")}
-            return value
-        # The reply stream carried the result; Flower gets what a person wants to see of it.
-        value = completion.value if isinstance(completion.value, dict) else {}
-        if "exit_code" in value:
-            return "timed out" if value.get("timed_out") else f"exit {value['exit_code']}"
-        return "ok"
+        spent = (round(queued_ms, 2), round((began - job.taken_at) * 1000, 2), round((now - began) * 1000, 2))
+        return encode_reply(self.store, completion, client=message.reply_to, spent_ms=spent)
 
     def _send(self, op_id: str, route: Route, outcome: str, payload: str) -> None:
         try:

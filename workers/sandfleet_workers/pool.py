@@ -16,103 +16,22 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from celery.concurrency.base import BasePool, apply_target
-from celery.exceptions import Ignore
 from celery.worker.state import requests as celery_requests
 from celery.worker.state import revoked as celery_revoked
 from celery.worker.state import task_ready
 
 from sandfleet.errors import Busy, SandfleetError
+from sandfleet_workers.jobs import Engine, Job
 from sandfleet_workers.lanes import LaneFull, Lanes
 
-__all__ = ["Engine", "Job", "JobHandle", "LanePool", "Plan"]
+__all__ = ["JobHandle", "LanePool", "outcome_of"]
 
 log = logging.getLogger("sandfleet.node")
 
 _FINISHED_KEPT = 5_000
-
-
-class Plan:
-    """What a job needs: its lanes, its weight in bytes, and whether it is slow lifecycle work."""
-
-    __slots__ = ("exclusive", "lifecycle", "shared", "size")
-
-    def __init__(
-        self,
-        exclusive: tuple[str, ...] = (),
-        shared: tuple[str, ...] = (),
-        size: int = 0,
-        lifecycle: bool = False,
-    ) -> None:
-        self.exclusive = exclusive
-        self.shared = shared
-        self.size = size
-        self.lifecycle = lifecycle
-
-
-class Job:
-    """One delivery of an operation, from the queue to Celery's tracer."""
-
-    __slots__ = (
-        "__weakref__",
-        "_trace",
-        "begun",
-        "cancelled",
-        "carry",
-        "dropped",
-        "expired",
-        "failure",
-        "op_id",
-        "plan",
-        "request",
-        "result",
-        "started_at",
-        "taken_at",
-    )
-
-    def __init__(self, request: Any, trace: Callable[[], Any]) -> None:
-        self.request = request
-        self.op_id: str = request.id
-        self.plan = Plan()
-        #: The node's own state for this job.
-        self.carry: Any = None
-        self.taken_at = time.monotonic()
-        self.started_at: float | None = None
-        self.begun = False
-        self.cancelled = False
-        #: It waited past its start_by and must be answered so, whatever its lane does.
-        self.expired = False
-        #: Finish without an answer of ours: another delivery or a script has given it.
-        self.dropped = False
-        self.result: Any = None
-        self.failure: BaseException | None = None
-        self._trace = trace
-
-    def outcome(self) -> Any:
-        """What the task body returns or raises."""
-        if self.dropped or self.request._already_revoked:
-            raise Ignore
-        if self.failure is not None:
-            raise self.failure
-        return self.result
-
-
-class Engine(Protocol):
-    """What the pool asks of the node."""
-
-    def plan(self, job: Job) -> Plan:
-        """Lanes and weight, decided without I/O on Celery's main loop. An error it raises answers the job."""
-
-    def begin(self, job: Job) -> None:
-        """Start the job on a pool thread; sooner or later `LanePool.complete` or `LanePool.drop` follows."""
-
-    def refuse(self, job: Job, error: SandfleetError) -> None:
-        """Answer a job that will not be begun, then `LanePool.complete` it."""
-
-    def cancel(self, job: Job) -> None:
-        """End a running job; called from any thread, returns soon."""
 
 
 class JobHandle:

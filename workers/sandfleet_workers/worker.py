@@ -43,72 +43,78 @@ def node_app(settings: Settings, held: HeldNodeId) -> Celery:
         worker_max_tasks_per_child=None,
     )
     tasks.register(app)
-    app.steps["worker"].add(_node_step(settings, held))
+    app.sandfleet_settings, app.sandfleet_held = settings, held  # type: ignore[attr-defined]
+    app.steps["worker"].add(NodeStep)
     app.steps["consumer"].add(LoopTick)
     return app
 
 
-def _node_step(settings: Settings, held: HeldNodeId) -> type[bootsteps.StartStopStep]:
-    """The bootstep that makes the `Node` once the pool runs, and leaves the fleet when the worker stops."""
+class NodeStep(bootsteps.StartStopStep):
+    """Makes the `Node` once the pool runs, and leaves the fleet when the worker stops."""
 
-    class NodeStep(bootsteps.StartStopStep):
-        requires = ("celery.worker.components:Pool",)
+    requires = ("celery.worker.components:Pool",)
 
-        def start(self, worker: Any) -> None:
-            store = open_store(
-                settings.redis_url,
-                settings.prefix,
-                allow_insecure=settings.allow_insecure_redis,
-                client_bytes=settings.client_bytes,
-                fleet_bytes=settings.fleet_bytes,
-            )
-            node = Node(settings, store, worker.pool, held.node_id)
-            node.lifecycle.data_id = data_id(settings.data_root)
-            node.lifecycle.open()
-            record = NodeRecord(
-                node_id=held.node_id,
-                incarnation=node.incarnation,
-                replicas=settings.replicas,
-                data_id=node.lifecycle.data_id,
-                backends=settings.offered,
-                labels=settings.labels,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                version=sandfleet.__version__,
-            )
-            node.lease = Lease(
-                store,
-                record,
-                lease_s=settings.lease_s,
-                on_tick=node.tick,
-                on_lost=node.lost,
-                on_forgotten=node.lifecycle.readopt,
-            )
-            _take_lease(node.lease, settings.lease_s)
-            while store.close_incarnation(held.node_id, node.incarnation, reason="its node came back").more:
-                pass
-            worker.pool.attach(
-                node,
-                max_lane=settings.max_lane,
-                max_jobs=settings.max_queue,
-                max_bytes=settings.max_queue_bytes,
-                lifecycle_threads=settings.start_concurrency,
-            )
-            worker.app.sandfleet_node = self.node = node
-            node.lease.start()
-            log.info("node.started", extra={"node_id": held.node_id, "incarnation": node.incarnation})
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        self.node: Node | None = None
 
-        def stop(self, worker: Any) -> None:
-            node = getattr(self, "node", None)
-            if node is not None:
-                node.stop()
-                log.info("node.stopped", extra={"node_id": held.node_id})
-            held.release()
+    def start(self, parent: Any) -> None:
+        settings: Settings = parent.app.sandfleet_settings
+        held: HeldNodeId = parent.app.sandfleet_held
+        store = open_store(
+            settings.redis_url,
+            settings.prefix,
+            allow_insecure=settings.allow_insecure_redis,
+            client_bytes=settings.client_bytes,
+            fleet_bytes=settings.fleet_bytes,
+        )
+        node = Node(settings, store, parent.pool, held.node_id)
+        node.lifecycle.data_id = data_id(settings.data_root)
+        node.lifecycle.open()
+        node.lease = Lease(
+            store,
+            _record(settings, node),
+            lease_s=settings.lease_s,
+            on_tick=node.tick,
+            on_lost=node.lost,
+            on_forgotten=node.lifecycle.readopt,
+        )
+        _take_lease(node.lease, settings.lease_s)
+        while store.close_incarnation(held.node_id, node.incarnation, reason="its node came back").more:
+            pass
+        parent.pool.attach(
+            node,
+            max_lane=settings.max_lane,
+            max_jobs=settings.max_queue,
+            max_bytes=settings.max_queue_bytes,
+            lifecycle_threads=settings.start_concurrency,
+        )
+        parent.app.sandfleet_node = self.node = node
+        node.lease.start()
+        log.info("node.started", extra={"node_id": held.node_id, "incarnation": node.incarnation})
 
-        def terminate(self, worker: Any) -> None:
-            self.stop(worker)
+    def stop(self, parent: Any) -> None:
+        if self.node is not None:
+            self.node.stop()
+            log.info("node.stopped", extra={"node_id": self.node.node_id})
+        parent.app.sandfleet_held.release()
 
-    return NodeStep
+    def terminate(self, parent: Any) -> None:
+        self.stop(parent)
+
+
+def _record(settings: Settings, node: Node) -> NodeRecord:
+    return NodeRecord(
+        node_id=node.node_id,
+        incarnation=node.incarnation,
+        replicas=settings.replicas,
+        data_id=node.lifecycle.data_id,
+        backends=settings.offered,
+        labels=settings.labels,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        version=sandfleet.__version__,
+    )
 
 
 def _take_lease(lease: Lease, lease_s: float) -> None:

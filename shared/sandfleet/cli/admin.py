@@ -137,7 +137,8 @@ def cancel_op(store: Store, settings: Settings, op_id: str, *, within_s: float =
     view = store.cancel(op_id) if before is not None else None
     if before is None or view is None:
         raise SandboxNotFound(
-            f"no operation {op_id}; `sandfleet ops` lists what waits or runs (records are dropped a minute after the answer)",
+            f"no operation {op_id}; `sandfleet ops` lists what waits or runs "
+            "(records are dropped a minute after the answer)",
             op_id=op_id,
         )
     if before.state in ("done", "closed"):
@@ -216,8 +217,8 @@ def _drain(store: Store, settings: Settings, node_id: str, timeout_s: float) -> 
             break
         if time.monotonic() >= until:
             raise Unavailable(
-                f"node {node_id} is draining but has not left within {timeout_s:.0f} s; {left.inflight} operations are in "
-                f"flight: `sandfleet ops --node {node_id}` shows them",
+                f"node {node_id} is draining but has not left within {timeout_s:.0f} s; {left.inflight} operations are "
+                f"in flight: `sandfleet ops --node {node_id}` shows them",
                 node_id=node_id,
             )
         _progress(f"{node_id}: {left.inflight} operations, {left.places} sandboxes left")

@@ -104,7 +104,7 @@ def global_options() -> list[click.Option]:
         click.Option(
             ["--redis-url"],
             metavar="URL",
-            help="Redis of the fleet. Otherwise SANDFLEET_REDIS_URL, REDIS_URL, or that of your running `sandfleet up`.",
+            help="Redis of the fleet.  [SANDFLEET_REDIS_URL, REDIS_URL, or that of your running `sandfleet up`]",
             **shared,
         ),
         click.Option(["--prefix"], metavar="TEXT", help="Prefix of the fleet's keys (SANDFLEET_PREFIX).", **shared),

@@ -1,6 +1,130 @@
-"""demo"""
+"""``demo``: the main job, shown on this machine in a few seconds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
 
 import click
 
+from sandfleet.backends import SandboxBackend
+from sandfleet.cli.context import Cli, fleet_command, pass_cli
+from sandfleet.cli.demo_journal import Journal, Step
+from sandfleet.cli.demo_play import STEPS, THREADS, play
+from sandfleet.cli.doctor import backend_class
+from sandfleet.cli.output import note, printable, table
+from sandfleet.errors import ConfigError
+from sandfleet.stack import Stack
 
-def register(group: click.Group) -> None: ...
+__all__ = ["register", "report"]
+
+#: Short, so that a dead node is noticed while one watches.
+_LEASE_S = 3.0
+
+
+def register(group: click.Group) -> None:
+    """Add the command to the group."""
+
+    @fleet_command(group, "demo")
+    @click.option("--nodes", type=click.IntRange(2, 16), default=2, show_default=True, help="Node processes to run.")
+    @click.option("--backend", default="local", show_default=True, help="What a sandbox is: local (bubblewrap).")
+    @pass_cli
+    def demo(cli: Cli, nodes: int, backend: str) -> int:
+        """Start a fleet of its own, let three threads do real work in it at once, kill a node, and say what happened.
+
+        Everything it starts is gone afterwards, and no other fleet is touched. Exits with 1 when a step did not do
+        what it should.
+
+        \b
+        Example:
+          sandfleet demo
+          sandfleet demo --json
+        """
+        kind = backend_class(backend)
+        problems = kind.check()
+        if problems:
+            raise ConfigError(
+                f"sandboxes of the backend {backend} cannot run here: {'; '.join(problems)}", key="backend"
+            )
+        journal = Journal(on_step=_progress(quiet=cli.json))
+        began = time.monotonic()
+        if not cli.json:
+            note(f"starting Redis, a scheduler and {nodes} nodes …")
+        with Stack(nodes, backend=backend, lease_s=_LEASE_S, idle_timeout_s=600.0) as stack:
+            ready_s = time.monotonic() - began
+            play(stack, journal)
+        document = report(journal, kind, nodes=nodes)
+        document["ready_s"], document["took_s"] = round(ready_s, 2), round(time.monotonic() - began, 2)
+        cli.show(document, lambda: _tell(document, journal.steps))
+        return 0 if document["ok"] else 1
+
+
+def report(journal: Journal, kind: type[SandboxBackend], *, nodes: int) -> dict[str, Any]:
+    """The demo's result as JSON. ``ok`` only if every step was right and none is missing."""
+    return {
+        "ok": journal.ok(steps=STEPS),
+        "nodes": nodes,
+        "threads": len(THREADS),
+        "operations": len(journal.samples.get("op", ())) + len(journal.samples.get("noop", ())),
+        "p50_ms": journal.p50("op"),
+        "noop_p50_ms": journal.p50("noop"),
+        "acquire_new_p50_ms": journal.p50("acquire_new"),
+        "acquire_warm_p50_ms": journal.p50("acquire_warm"),
+        "backend": kind.name,
+        "isolation": kind.isolation,
+        "steps": [{**asdict(step), "took_ms": round(step.took_ms, 2)} for step in journal.steps],
+    }
+
+
+def _progress(*, quiet: bool) -> Any:
+    """Live lines on a terminal; nothing where they would only repeat the table."""
+    if quiet or not sys.stderr.isatty():
+        return lambda step: None
+    return lambda step: note(
+        f"  {'✓' if step.ok else '✗'} {step.thread:<12} {step.step:<28} {step.took_ms:7.0f} ms  {printable(step.told)}"
+    )
+
+
+def _tell(document: dict[str, Any], steps: list[Step]) -> None:
+    rows = [
+        (
+            "✓" if step.ok else "✗",
+            step.step,
+            step.thread,
+            step.node,
+            step.sandbox,
+            f"{step.took_ms:.0f}",
+            step.told,
+        )
+        for step in sorted(steps, key=_as_told(steps))
+    ]
+    click.echo("")
+    table(("", "step", "thread", "node", "sandbox", "ms", "what happened"), rows, empty="nothing happened")
+    click.echo("")
+    click.echo(
+        f"{document['threads']} threads, {document['nodes']} nodes, {document['operations']} operations in "
+        f"{document['took_s']:.1f} s (of which {document['ready_s']:.1f} s to start the fleet)"
+    )
+    click.echo(f"backend    {document['backend']}, isolation: {document['isolation']}")
+    click.echo(
+        f"median     operation {document['p50_ms']} ms, no-op {document['noop_p50_ms']} ms, acquire new "
+        f"{document['acquire_new_p50_ms']} ms, acquire warm {document['acquire_warm_p50_ms']} ms"
+    )
+    if document["ok"]:
+        click.echo("Every step did what it should.")
+        click.echo("Next: sandfleet up --nodes 2")
+    else:
+        wrong = sum(not step.ok for step in steps)
+        click.echo(f"NOT OK: {wrong} step(s) went wrong, {STEPS - len(steps)} were not reached.")
+
+
+def _as_told(steps: list[Step]) -> Any:
+    """Thread by thread, as they came; what concerns the whole fleet last."""
+    order = {name: n for n, name in enumerate(THREADS)}
+    last = next((n for n, step in enumerate(steps) if step.thread == "all"), len(steps))
+    position = {id(step): n for n, step in enumerate(steps)}
+    return lambda step: (
+        (0, order.get(step.thread, 9), position[id(step)]) if position[id(step)] < last else (1, 0, position[id(step)])
+    )

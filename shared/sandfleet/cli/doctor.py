@@ -15,16 +15,17 @@ from pathlib import Path
 import click
 
 from sandfleet import control
+from sandfleet.backends import SandboxBackend
 from sandfleet.cli.context import Cli, fleet_command, pass_cli
 from sandfleet.cli.output import printable, table
 from sandfleet.config import Settings
 from sandfleet.connection import check_url, redacted
-from sandfleet.errors import InsecureRedis, SandfleetError
+from sandfleet.errors import ConfigError, InsecureRedis, SandfleetError
 from sandfleet.store import Store, open_store
 from sandfleet.store.link import Link
 from sandfleet.wire import SCHEDULER_QUEUE
 
-__all__ = ["Check", "examine", "register"]
+__all__ = ["Check", "backend_class", "examine", "register"]
 
 _MAX_RUN_ROOT = 60
 _FREE_BYTES = 1024**3
@@ -170,19 +171,29 @@ def _unwritable(path: Path) -> str:
     return "" if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} cannot be written by this user"
 
 
-def _backend(name: str) -> Check:
-    label = f"backend {name}"
+def backend_class(name: str) -> type[SandboxBackend]:
+    """The backend of that name, by its entry point.
+
+    Raises:
+        ConfigError: None is installed.
+    """
     found = list(entry_points(group="sandfleet.backends", name=name))
     if not found:
         known = ", ".join(sorted(entry.name for entry in entry_points(group="sandfleet.backends")))
-        return Check(label, "fail", "unknown", f"choose one of {known} (SANDFLEET_BACKEND)")
+        raise ConfigError(f"no backend {name!r}; there are {known} (SANDFLEET_BACKEND)", key="backend")
+    kind: type[SandboxBackend] = found[0].load()
+    return kind
+
+
+def _backend(name: str) -> Check:
+    label = f"backend {name}"
     try:
-        kind = found[0].load()
+        kind = backend_class(name)
         problems = list(kind.check())
+    except ConfigError as exc:
+        return Check(label, "fail", "unknown", exc.message)
     except Exception as exc:  # noqa: BLE001  (a third party's code; whatever it does is what we report)
-        return Check(
-            label, "fail", f"{type(exc).__name__}: {exc}", f"reinstall the package that brings {found[0].value}"
-        )
+        return Check(label, "fail", f"{type(exc).__name__}: {exc}", "reinstall the package that brings it")
     if problems:
         return Check(label, "fail", problems[0], "; ".join(problems))
     return Check(label, "ok", f"usable, isolation: {kind.isolation}")

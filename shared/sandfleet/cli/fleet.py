@@ -37,7 +37,7 @@ def register(group: click.Group) -> None:
     @click.option("--data-root", type=click.Path(file_okay=False, path_type=Path), help="Where threads' files lie.")
     @click.option("--durable", is_flag=True, help="The private Redis writes every change to disk.")
     @pass_cli
-    def up(cli: Cli, nodes: int, durable: bool, **given: Any) -> int:
+    def up(cli: Cli, /, nodes: int, durable: bool, **given: Any) -> int:
         """Run a whole fleet on this machine, in the foreground: Redis, a scheduler and nodes.
 
         A private Redis is started unless --redis-url, SANDFLEET_REDIS_URL or REDIS_URL names one. While it runs, your
@@ -71,7 +71,9 @@ def register(group: click.Group) -> None:
     @click.option("--concurrency", type=click.IntRange(1, 256), help="Threads that start operations.  [8]")
     @click.option("--loglevel", default="INFO", show_default=True)
     @pass_cli
-    def worker(cli: Cli, loglevel: str, backends: tuple[str, ...], labels: tuple[str, ...], **given: Any) -> NoReturn:
+    def worker(
+        cli: Cli, /, loglevel: str, backends: tuple[str, ...], labels: tuple[str, ...], **given: Any
+    ) -> NoReturn:
         """Run one node: it takes sandboxes for as long as it runs. It only dials out, to Redis.
 
         \b
@@ -184,7 +186,8 @@ def _watch(stack: Stack) -> int:
         for name in crashed.keys() - told:
             told.add(name)
             note(
-                f"sandfleet: {name} ended by itself ({crashed[name]}); the end of {stack.log(name)}:\n{stack.tail(name)}"
+                f"sandfleet: {name} ended by itself ({crashed[name]}); "
+                f"the end of {stack.log(name)}:\n{stack.tail(name)}"
             )
         if "redis" in crashed or "scheduler" in crashed or all(node in crashed for node in stack.node_ids):
             return 3

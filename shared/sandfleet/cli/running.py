@@ -44,8 +44,8 @@ class Announcement:
             os.close(self._fd)
             running = find_running(run_root) or {}
             raise ConfigError(
-                f"a fleet of yours is running already (pid {running.get('pid', 'unknown')}); `sandfleet nodes` shows it, "
-                "Ctrl-C in its terminal ends it",
+                f"a fleet of yours is running already (pid {running.get('pid', 'unknown')}); "
+                "`sandfleet nodes` shows it, Ctrl-C in its terminal ends it",
                 key="run_root",
             ) from None
 

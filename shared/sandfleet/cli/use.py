@@ -36,7 +36,9 @@ def register(group: click.Group) -> None:
     @click.option("--no-stdin", "-n", is_flag=True, help="Do not pass on what is piped in.")
     @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
     @pass_cli
-    def execute(cli: Cli, thread: str, user: str | None, no_stdin: bool, command: tuple[str, ...], **how: Any) -> int:
+    def execute(
+        cli: Cli, /, thread: str, user: str | None, no_stdin: bool, command: tuple[str, ...], **how: Any
+    ) -> int:
         """Run a command in a thread's sandbox and exit with its exit code.
 
         One argument is a shell line, several are a program and its arguments. Output and errors arrive on their own

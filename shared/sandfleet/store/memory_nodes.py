@@ -130,7 +130,7 @@ class MemoryNodes(MemoryState, Store):
 
     def _close_sandboxes(self, node_id: str, kept: str | None, reason: str, limit: int) -> tuple[list[str], bool]:
         lost: list[str] = []
-        for sandbox_id in sorted(self._places[node_id]):
+        for sandbox_id, _ in sorted(self._places[node_id].items(), key=lambda item: (item[1], item[0])):
             if len(lost) == limit:
                 return lost, True
             sandbox = self._sandboxes.get(sandbox_id)

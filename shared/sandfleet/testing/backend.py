@@ -278,9 +278,7 @@ class MockConnection(Connection):
 
 _KINDS: dict[str, Callable[[MockConnection, Mapping[str, Any], bytes | None], Completion]] = {
     kind: getattr(MockConnection, f"_{kind}")
-    for kind in (
-        "close_session read_file write_file str_replace list_dir glob grep stat make_dir remove move health noop"
-    ).split()
+    for kind in ["close_session", "read_file", "write_file", "str_replace", "list_dir", "glob", "grep", "stat", "make_dir", "remove", "move", "health", "noop"]
 }
 
 

