@@ -27,6 +27,7 @@ from sandfleet.refusals import refusal
 from sandfleet.steps import drive
 from sandfleet.store.base import OpRecord, Route
 from sandfleet.wire import OpMessage, encode_content, node_queue
+from sandfleet_scheduler.results import PLAIN_CALLERS, remember
 from sandfleet_scheduler.service import Scheduler
 
 __all__ = ["Gateway"]
@@ -62,6 +63,7 @@ class Gateway:
             )
         call = {key: value for key, value in kwargs.items() if key not in _TAKES}
         parsed = parse_args(kind, call).model_dump(exclude_unset=True)
+        remember(task.app, task.request)
         identity, route, agent = self._route(str(task.request.id), kwargs)
         try:
             record = self._record(task, kind, parsed, kwargs, identity, route)
@@ -124,12 +126,12 @@ class Gateway:
             encode_content(content),
             start_by_ms,
             deadline_ms,
-            "",
+            PLAIN_CALLERS,
             now_ms,
         )
         effect = OPS[kind].effect
         return OpRecord(
-            op_id, kind, route, identity.digest, start_by_ms, deadline_ms, "", shown, effect=effect
+            op_id, kind, route, identity.digest, start_by_ms, deadline_ms, PLAIN_CALLERS, shown, effect=effect
         ), message
 
     def _route(self, op_id: str, kwargs: Mapping[str, Any]) -> tuple[Identity, Route, str | None]:

@@ -21,6 +21,7 @@ from sandfleet.errors import OperationFailed, SandfleetError
 from sandfleet.ops import OPS, task_name
 from sandfleet.wire import OPS_QUEUE, SCHEDULER_QUEUE
 from sandfleet_scheduler.gateway import Gateway
+from sandfleet_scheduler.results import PlainResults
 from sandfleet_scheduler.service import Scheduler
 
 __all__ = ["run_scheduler", "scheduler_app"]
@@ -59,7 +60,7 @@ def scheduler_app(settings: Settings) -> Celery:
     app.register_task(Acquire())
     for kind in OPS:
         app.register_task(_gateway_task(gateway, kind))
-    app.steps["worker"].add(_reconciler_step(settings, scheduler))
+    app.steps["worker"].add(_reconciler_step(settings, scheduler, PlainResults(app, client.store)))
     return app
 
 
@@ -82,7 +83,7 @@ def _gateway_task(gateway: Gateway, kind: str) -> _Task:
     return gateway_task
 
 
-def _reconciler_step(settings: Settings, scheduler: Scheduler) -> type[bootsteps.StartStopStep]:
+def _reconciler_step(settings: Settings, scheduler: Scheduler, results: PlainResults) -> type[bootsteps.StartStopStep]:
     class Reconciler(bootsteps.StartStopStep):
         """Looks for dead nodes from a thread of its own, a few times per lease."""
 
@@ -92,6 +93,7 @@ def _reconciler_step(settings: Settings, scheduler: Scheduler) -> type[bootsteps
             self.stopped = threading.Event()
             self.thread = threading.Thread(target=self.loop, name="sandfleet-reconciler", daemon=True)
             self.thread.start()
+            results.start()
 
         def loop(self) -> None:
             # While Redis is away no node can renew: after an outage (and at our own start, which may follow one)
@@ -113,6 +115,7 @@ def _reconciler_step(settings: Settings, scheduler: Scheduler) -> type[bootsteps
         def stop(self, worker: Any) -> None:
             self.stopped.set()
             self.thread.join(timeout=2.0)
+            results.stop()
             scheduler.client.close()
 
         def terminate(self, worker: Any) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandfleet.client import Answer, Call, Client, Target
-from sandfleet.errors import InternalError, InvalidArgument, from_wire
-from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health
+from sandfleet.errors import InternalError, InvalidArgument, SandboxNotFound, from_wire
+from sandfleet.ids import Identity
+from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health, SandboxInfo
 from sandfleet.steps import Do, Steps
 from sandfleet.store.base import OpView
 
@@ -130,8 +131,16 @@ def grep(path: str, pattern: str, glob: str | None, literal: bool, case_sensitiv
 
 def cancel_steps(client: Client, target: Target, op_id: str) -> Steps[bool]:
     """`Sandbox.cancel`: close it while unclaimed, otherwise tell its node."""
-    view: OpView | None = yield Do(lambda: client.store.cancel(op_id))
+    # Whose it is comes first: asking the store to cancel closes an unclaimed operation of anybody.
+    identity: Identity = yield Do(lambda: client.identity_of(target))
+    info: SandboxInfo | None = yield Do(lambda: client.store.sandbox(target.sandbox_id))
+    if info is None or Identity(info.thread_id, info.user_id) != identity:
+        raise SandboxNotFound(f"no sandbox {target.sandbox_id} of yours", sandbox_id=target.sandbox_id)
+    view: OpView | None = yield Do(lambda: client.store.op(op_id))
     if view is None or view.sandbox_id != target.sandbox_id:
+        return False
+    view = yield Do(lambda: client.store.cancel(op_id))
+    if view is None:
         return False
     if view.state != "claimed":
         return view.state == "closed" and view.outcome == "cancelled"

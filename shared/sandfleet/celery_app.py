@@ -52,8 +52,8 @@ def celery_app(settings: Settings | None = None, *, name: str = "sandfleet") -> 
         accept_content=["json"],
         result_accept_content=["json"],
         task_default_queue=OPS_QUEUE,
-        task_create_missing_queues=False,
-        task_queues=[],
+        # A plain caller's chord or chain may go on to any queue of theirs.
+        task_create_missing_queues=True,
         task_routes=(_route,),
         task_ignore_result=False,
         task_store_errors_even_if_ignored=False,

@@ -27,7 +27,7 @@ def fleet(chaos_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) ->
     running = Fleet(tmp_path_factory.mktemp("fleet"), chaos_redis.url)
     try:
         running.start_scheduler()
-        running.node("n1")
+        running.node("n1", env={"SANDFLEET_LEASE_S": "10"})  # never killed, and never fenced by a busy machine
         yield running
     finally:
         running.close()

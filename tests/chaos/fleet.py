@@ -26,8 +26,8 @@ from sandfleet.ids import Identity
 from sandfleet.store import open_store
 from tests.services import wait_until
 
-LEASE_S = 2.0
-"""The lease of every node here, so that a death is noticed while a test waits."""
+LEASE_S = 3.0
+"""The lease of every node that a test kills, so that its death is noticed while the test waits."""
 
 START_S = 40.0
 ANSWER_S = 40.0

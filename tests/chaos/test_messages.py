@@ -336,7 +336,7 @@ def test_no_message_written_by_an_enemy_runs_anything_or_ends_the_worker(
         assert sandbox is not None
         route = route_of(fleet, sandbox.id)
         (before,) = [view.incarnation for view in fleet.store.nodes() if view.node_id == label]
-        for name, message in hostile_messages(envelope(a_command(fleet, thread, route, f"touch {name!r}")), marker):
+        for name, message in hostile_messages(envelope(a_command(fleet, thread, route, note(666))), marker):
             broker.lpush(queue, message)
             node_took_all(fleet, label)
             assert node.running, f"{name}: {node.tail()}"

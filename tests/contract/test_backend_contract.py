@@ -13,12 +13,10 @@ import pytest
 from sandfleet.backends import SandboxBackend
 from sandfleet.errors import ConfigError
 from sandfleet.testing.backend import MockBackend
+from sandfleet.testing.backend_contract import BackendContract
 from sandfleet_workers.backends import known_backends, load_backend
 from sandfleet_workers.backends.local import LocalBackend, LocalSettings
 from tests.services import require
-
-pytest.register_assert_rewrite("sandfleet.testing.backend_contract")
-from sandfleet.testing.backend_contract import BackendContract  # noqa: E402  (after its asserts can speak)
 
 THIRD_PARTY = Path(__file__).with_name("sample_backend")
 

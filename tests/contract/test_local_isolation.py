@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -227,8 +228,6 @@ def test_mounts_are_seen_and_kept_read_only(world: World, plan: SandboxPlan, tmp
 
 def test_a_directory_everyone_can_reach_needs_no_staging(plan: SandboxPlan, world: World) -> None:
     """Below pytest's private directories sandboxes are staged; this one starts as on a production node."""
-    import tempfile
-
     with tempfile.TemporaryDirectory() as root:
         os.chmod(root, 0o755)
         open_plan = replace(plan, user_data=Path(root) / "data", run_dir=Path(root) / "run")

@@ -15,7 +15,7 @@ _BLOBS_KEPT_S = 120.0
 
 
 def encode_reply(store: Store, completion: Completion, *, client: str, spent_ms: tuple[float, float, float]) -> str:
-    """The reply JSON: ``{"ok", "content"?, "t"}`` or ``{"error", "t"}``; what is too big to travel inline becomes a blob.
+    """The reply JSON: ``{"ok", "content"?, "t"}`` or ``{"error", "t"}``; too big values become blobs.
 
     Raises:
         ByteBudgetExceeded: The client or the fleet has too many bytes in flight.

@@ -172,7 +172,7 @@ class EndpointConnection(Connection):
             self._finish(call, stop.value)
         except SandfleetError as exc:
             self._finish(call, Completion(error=exc))
-        except Exception as exc:  # whatever a hostile answer makes the parsing do, the operation ends
+        except Exception as exc:  # noqa: BLE001  (whatever a hostile answer makes the parsing do, the operation ends)
             self._finish(call, Completion(error=self._nonsense(call, exc, replied=reply is not None)))
         else:
             call.retried = False
@@ -239,14 +239,15 @@ class EndpointConnection(Connection):
             return None
 
     def _open(self) -> Channel:
-        if self._closed:
-            raise NotStarted("the connection is closed", reason="closed")
         if len(self._channels) >= _MAX_CHANNELS:
             raise Busy(f"{_MAX_CHANNELS} operations run in this sandbox already", retry_after_s=0.5)
         channel = Channel(self, self._endpoint, self._waiter, self._hello_s)
         with self._lock:
-            self._channels.add(channel)
-        return channel
+            if not self._closed:
+                self._channels.add(channel)
+                return channel
+        channel.kill()
+        raise NotStarted("the connection is closed", reason="closed")
 
     def _drop(self, channel: Channel) -> Call | None:
         with self._lock:

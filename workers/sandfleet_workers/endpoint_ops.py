@@ -269,7 +269,8 @@ def _read_file(op: Operation, _lost: LostSessions) -> Steps:
 
 def _read_lines(op: Operation) -> Steps:
     args = op.args
-    most = min(args.get("max_bytes") if args.get("max_bytes") is not None else _MAX_RANGE_BYTES, _MAX_RANGE_BYTES)
+    asked: int | None = args.get("max_bytes")
+    most = _MAX_RANGE_BYTES if asked is None else min(asked, _MAX_RANGE_BYTES)
     fields: dict[str, Any] = {"do": "read", "path": args["path"], "max_bytes": most}
     for name in ("start_line", "end_line"):
         if args.get(name) is not None:
@@ -427,8 +428,8 @@ def _health(_op: Operation, _lost: LostSessions) -> Steps:
 
 
 def _noop(_op: Operation, _lost: LostSessions) -> Steps:
+    yield from ()  # a generator that asks nothing
     return Completion({})
-    yield  # a generator that asks nothing
 
 
 _STEPS: dict[str, Callable[[Operation, LostSessions], Steps]] = {

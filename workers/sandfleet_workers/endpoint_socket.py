@@ -14,6 +14,7 @@ import secrets
 import socket
 import stat
 import struct
+import threading
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -94,10 +95,14 @@ class UnixEndpoint(_Keyed):
     uid: int | None = None
     pid: int | None = None
     token: str | None = field(default=None, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def connect(self) -> socket.socket:
         try:
-            target = os.open(self.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.dir_fd)
+            with self._lock:  # `close` may not give the directory's number away in between
+                if self.dir_fd < 0:
+                    raise Unreachable("the endpoint is closed", gone=False)
+                target = os.open(self.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.dir_fd)
         except OSError as exc:
             raise Unreachable(f"socket: {exc.strerror}", gone=exc.errno in _NOBODY_LISTENS) from exc
         try:
@@ -127,9 +132,10 @@ class UnixEndpoint(_Keyed):
         return sock
 
     def close(self) -> None:
-        if self.dir_fd >= 0:
-            os.close(self.dir_fd)
-            self.dir_fd = -1
+        with self._lock:
+            if self.dir_fd >= 0:
+                os.close(self.dir_fd)
+                self.dir_fd = -1
 
 
 @dataclass(slots=True)

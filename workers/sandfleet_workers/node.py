@@ -287,12 +287,24 @@ class Node:
     def refuse(self, job: Job, error: SandfleetError) -> None:
         """Answer a job that was not begun."""
         if job.carry is None:
-            # Malformed or foreign: there is no record to close, only Celery to tell.
+            # Malformed or foreign: there may be no record to close, only Celery to tell.
             log.warning("op.refused", extra={"op_id": job.op_id, "code": error.code, "error": str(error)})
             job.failure = OperationFailed(json.dumps(error.to_wire()))
+            self._answer_record(job.op_id, error)
             self.pool.complete(job)
             return
         self.finish(job, Completion(error=error))
+
+    def _answer_record(self, op_id: str, error: SandfleetError) -> None:
+        """Answer a message that could not be read, if somebody recorded it for this node and so waits."""
+        reply = json.dumps({"error": error.to_wire()})
+        try:
+            view = self.store.op(op_id)
+            if view is not None and view.state == "recorded" and view.incarnation == self.incarnation:
+                route = Route(view.sandbox_id, self.node_id, self.incarnation, 0)
+                self.store.finish(op_id, route, outcome=error.code, reply=reply)
+        except StoreUnavailable as exc:
+            log.warning("op.refusal_not_sent", extra={"op_id": op_id, "error": str(exc)})
 
     def finish(self, job: Job, completion: Completion) -> None:
         """Send the reply, then let the pool move on. Exactly once per job."""

@@ -277,8 +277,19 @@ class MockConnection(Connection):
 
 
 _KINDS: dict[str, Callable[[MockConnection, Mapping[str, Any], bytes | None], Completion]] = {
-    kind: getattr(MockConnection, f"_{kind}")
-    for kind in ["close_session", "read_file", "write_file", "str_replace", "list_dir", "glob", "grep", "stat", "make_dir", "remove", "move", "health", "noop"]
+    "close_session": MockConnection._close_session,
+    "read_file": MockConnection._read_file,
+    "write_file": MockConnection._write_file,
+    "str_replace": MockConnection._str_replace,
+    "list_dir": MockConnection._list_dir,
+    "glob": MockConnection._glob,
+    "grep": MockConnection._grep,
+    "stat": MockConnection._stat,
+    "make_dir": MockConnection._make_dir,
+    "remove": MockConnection._remove,
+    "move": MockConnection._move,
+    "health": MockConnection._health,
+    "noop": MockConnection._noop,
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from pathlib import Path
 
 from sandfleet.errors import StartFailed
@@ -82,9 +83,20 @@ def _give(top: int, uid: int) -> None:
 
 
 def prepare_run_dir(path: Path, uid: int | None) -> int:
-    """An empty directory for the socket, owned by the sandbox's user, opened."""
+    """An empty directory for the socket, owned by the sandbox's user, opened.
+
+    Raises:
+        StartFailed: Others could put something else in its place.
+    """
+    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    above = path.parent.stat()
+    if above.st_uid not in {0, os.geteuid()} or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
+        raise StartFailed(
+            f"{path.parent} belongs to another user or is writable by others; remove it or set run_root",
+            reason="run_dir",
+        )
     remove_tree(path)
-    path.mkdir(mode=0o700, parents=True)
+    path.mkdir(mode=0o700)
     fd = os.open(path, _DIRECTORY)
     if uid is not None:
         os.fchown(fd, uid, uid)

@@ -169,9 +169,10 @@ def check_host() -> tuple[str, ...]:
     except (OSError, subprocess.TimeoutExpired) as exc:
         return (f"{bwrap.path} does not run: {exc}",)
     if done.returncode != 0:
-        return (
+        problem = (
             f"bwrap cannot make namespaces here ({done.stderr.strip()[-300:]}); allow user namespaces "
             "(kernel.apparmor_restrict_unprivileged_userns=0, or the container's seccomp and /proc masks), "
-            "or use another backend",
+            "or use another backend"
         )
+        return (problem,)
     return ()

@@ -69,22 +69,30 @@ class SandboxProcess:
         self.monitor = monitor
         self.pid = pid
         self.pidfd = pidfd
+        self._lock = threading.Lock()
 
     def is_dead(self, wait_s: float = 0.0) -> bool:
         """Whether process 1 has ended, and with it everything in its namespace."""
-        poll = select.poll()
+        with self._lock:
+            if self.pidfd < 0:
+                return True
+            # A descriptor of its own: `close` may come while we wait, and the number may be given away.
+            pidfd = os.dup(self.pidfd)
         try:
-            poll.register(self.pidfd, select.POLLIN)
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
             return bool(poll.poll(int(wait_s * 1000)))
-        except (OSError, ValueError):
-            return True
+        finally:
+            os.close(pidfd)
 
     def end(self, timeout_s: float = 10.0) -> bool:
         """Kill the whole namespace and wait until it is gone. False if the kernel did not get rid of it in time."""
-        try:
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        except OSError:  # gone already
-            pass
+        with self._lock:
+            try:
+                if self.pidfd >= 0:
+                    signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            except OSError:  # gone already
+                pass
         gone = self.is_dead(timeout_s)
         try:
             self.monitor.wait(2.0 if gone else 0.1)
@@ -100,9 +108,10 @@ class SandboxProcess:
 
     def close(self) -> None:
         """Release the descriptor of an ended sandbox."""
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
+        with self._lock:
+            if self.pidfd >= 0:
+                os.close(self.pidfd)
+                self.pidfd = -1
 
     def how_it_ended(self) -> str:
         """Words for the exit status, once it has ended."""
@@ -133,12 +142,7 @@ def start(spawner: Spawner, launch: Launch, *, config: bytes, timeout_s: float) 
     deadline = time.monotonic() + timeout_s
     read_info, write_info = launch.info
     try:
-        try:
-            monitor = spawner.spawn(lambda: _popen(launch.argv, launch.uid, (*launch.fds, write_info)))
-        except (OSError, subprocess.SubprocessError) as exc:
-            raise _not_spawned(exc) from exc
-        finally:
-            os.close(write_info)
+        monitor = _spawn(spawner, launch, write_info)
         try:
             return _greet(monitor, config, read_info, deadline)
         except BaseException:
@@ -151,6 +155,15 @@ def start(spawner: Spawner, launch: Launch, *, config: bytes, timeout_s: float) 
                     stream.close()
     finally:
         os.close(read_info)
+
+
+def _spawn(spawner: Spawner, launch: Launch, write_info: int) -> subprocess.Popen[bytes]:
+    try:
+        return spawner.spawn(lambda: _popen(launch.argv, launch.uid, (*launch.fds, write_info)))
+    except (OSError, subprocess.SubprocessError) as exc:
+        raise _not_spawned(exc) from exc
+    finally:
+        os.close(write_info)
 
 
 def _popen(argv: Sequence[str], uid: int | None, fds: Sequence[int]) -> subprocess.Popen[bytes]:
@@ -182,7 +195,8 @@ def _not_spawned(exc: Exception) -> StartFailed:
 
 
 def _greet(monitor: subprocess.Popen[bytes], config: bytes, read_info: int, deadline: float) -> SandboxProcess:
-    assert monitor.stdin is not None and monitor.stdout is not None
+    assert monitor.stdin is not None
+    assert monitor.stdout is not None
     try:
         monitor.stdin.write(config)
         monitor.stdin.close()
