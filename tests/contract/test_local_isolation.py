@@ -15,7 +15,7 @@ import pytest
 from sandfleet.backends import Completion, Connection, Liveness, SandboxPlan
 from sandfleet.errors import NotStarted, OutcomeUnknown, StartFailed
 from sandfleet.model import SandboxSpec
-from sandfleet.testing.backend_contract import World
+from sandfleet.testing.backend_world import World
 from sandfleet_workers.backends import local_process
 from sandfleet_workers.backends.local import LocalBackend, LocalSettings
 from tests.services import require, wait_until

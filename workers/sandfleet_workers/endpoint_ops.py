@@ -25,6 +25,7 @@ from sandfleet.errors import (
     SessionNotFound,
     UnknownOperation,
 )
+from sandfleet_workers import endpoint_fields as check
 from sandfleet_workers.endpoint_http import MIB, BadReply, Reply, Request, get, json_of, post, put
 
 __all__ = ["MAX_FILE_BYTES", "LostSessions", "Steps", "kill_steps", "steps_of"]
@@ -56,62 +57,6 @@ def steps_of(op: Operation, lost: LostSessions) -> Steps:
     if build is None:
         raise UnknownOperation(f"unknown operation {op.kind[:60]!r}", operation=op.kind)
     return build(op, lost)
-
-
-# --- checking what came back -----------------------------------------------------------------
-
-
-def _field(data: dict[str, Any], name: str, *kinds: type) -> Any:
-    value = data.get(name)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise BadReply(f"field {name!r} is a {type(value).__name__}")
-    return value
-
-
-def _text(data: dict[str, Any], name: str) -> str:
-    value = data.get(name)
-    if not isinstance(value, str):
-        raise BadReply(f"field {name!r} is a {type(value).__name__}")
-    return value
-
-
-def _optional_text(data: dict[str, Any], name: str, limit: int = 4096) -> str | None:
-    value: str | None = _field(data, name, str, type(None))
-    return value[:limit] if value is not None else None
-
-
-def _count(data: dict[str, Any], name: str) -> int:
-    value: int = _field(data, name, int)
-    if not 0 <= value < 2**63:
-        raise BadReply(f"field {name!r} is out of range")
-    return value
-
-
-def _items(data: dict[str, Any], name: str, most: int) -> list[Any]:
-    value: list[Any] = _field(data, name, list)
-    if len(value) > most:
-        raise BadReply(f"field {name!r} has {len(value)} items where {most} are the most")
-    return value
-
-
-def _table(value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise BadReply("an item that is no JSON object")
-    return value
-
-
-def _file_info(raw: object) -> dict[str, Any]:
-    data = _table(raw)
-    kind = _text(data, "type")
-    return {
-        "path": _text(data, "path"),
-        "name": _text(data, "name"),
-        "type": kind if kind in {"file", "dir", "symlink"} else "other",
-        "size": _count(data, "size"),
-        "mode": _count(data, "mode"),
-        "modified_at": float(_field(data, "mtime", int, float)),
-        "target": _optional_text(data, "target"),
-    }
 
 
 # --- commands --------------------------------------------------------------------------------
@@ -188,12 +133,12 @@ def _command_fields(op: Operation, keep: int) -> dict[str, Any]:
 
 
 def _command_value(data: dict[str, Any], keep: int) -> dict[str, Any]:
-    if _text(data, "status") == "running":
+    if check.text(data, "status") == "running":
         raise OutcomeUnknown("sandboxd answered before the command ended")
-    signal = _optional_text(data, "signal", 20)
+    signal = check.optional_text(data, "signal", 20)
     stdout, stderr = _output(data, "stdout", keep), _output(data, "stderr", keep)
-    code: int | None = _field(data, "exit_code", int, type(None))
-    duration_s = float(_field(data, "duration_s", int, float))
+    code: int | None = check.field(data, "exit_code", int, type(None))
+    duration_s = check.number(data, "duration_s")
     if code is not None and not 0 <= code <= 255:
         raise BadReply("an exit code out of range")
     return {
@@ -202,18 +147,18 @@ def _command_value(data: dict[str, Any], keep: int) -> dict[str, Any]:
         "exit_code": None if signal is not None else code,
         "signal": signal,
         "duration_s": duration_s,
-        "timed_out": _field(data, "timed_out", bool),
-        "truncated": _field(data, "truncated", bool) or (keep == 0 and _wrote(data)),
-        "cancelled": _field(data, "cancelled", bool),
+        "timed_out": check.field(data, "timed_out", bool),
+        "truncated": check.field(data, "truncated", bool) or (keep == 0 and _wrote(data)),
+        "cancelled": check.field(data, "cancelled", bool),
     }
 
 
 def _wrote(data: dict[str, Any]) -> bool:
-    return _count(data, "stdout_bytes") + _count(data, "stderr_bytes") > 0
+    return check.count(data, "stdout_bytes") + check.count(data, "stderr_bytes") > 0
 
 
 def _output(data: dict[str, Any], stream: str, keep: int) -> str:
-    text = _text(data, stream)
+    text = check.text(data, stream)
     if keep == 0:
         return ""
     if keep <= _TEXT_OUTPUT_LIMIT:
@@ -222,10 +167,10 @@ def _output(data: dict[str, Any], stream: str, keep: int) -> str:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise BadReply(f"{stream} is not base64") from None
-    missing = _count(data, f"{stream}_discarded")
+    missing = check.count(data, f"{stream}_discarded")
     if not missing:
         return raw.decode("utf-8", "replace")
-    gap = _count(data, f"{stream}_gap_at")
+    gap = check.count(data, f"{stream}_gap_at")
     note = f"\n... [{missing} bytes discarded] ...\n"
     return raw[:gap].decode("utf-8", "replace") + note + raw[gap:].decode("utf-8", "replace")
 
@@ -240,7 +185,7 @@ def _close_session(op: Operation, lost: LostSessions) -> Steps:
 def kill_steps(op_id: str) -> Steps:
     """Kill a running command; the value is whether it was found running."""
     request = post("/v1/bash/kill", {"op_id": op_id, "signal": "SIGKILL"}, effect=True, guard_s=5.0)
-    return Completion(bool(_field(json_of((yield request)), "signalled", bool)))
+    return Completion(bool(check.field(json_of((yield request)), "signalled", bool)))
 
 
 # --- contents --------------------------------------------------------------------------------
@@ -276,12 +221,12 @@ def _read_lines(op: Operation) -> Steps:
         if args.get(name) is not None:
             fields[name] = args[name]
     data = json_of((yield post(_FS, fields, cap=_MARGIN + most * _JSON_BLOWUP, effect=False)))
-    coded = _field(data, "content_b64", str, type(None))
-    content = base64.b64decode(coded, validate=True) if coded is not None else _text(data, "content").encode()
+    coded = check.field(data, "content_b64", str, type(None))
+    content = base64.b64decode(coded, validate=True) if coded is not None else check.text(data, "content").encode()
     value = {
-        "size": _count(data, "size"),
-        "total_lines": _field(data, "total_lines", int, type(None)),
-        "truncated": _field(data, "truncated", bool),
+        "size": check.count(data, "size"),
+        "total_lines": check.field(data, "total_lines", int, type(None)),
+        "truncated": check.field(data, "truncated", bool),
     }
     return Completion(value, content)
 
@@ -309,7 +254,7 @@ def _write_file(op: Operation, _lost: LostSessions) -> Steps:
 
 
 def _written(data: dict[str, Any]) -> Completion:
-    return Completion({"size": _count(data, "size"), "digest": _optional_text(data, "digest", 64)})
+    return Completion({"size": check.count(data, "size"), "digest": check.optional_text(data, "digest", 64)})
 
 
 def _upload(op: Operation, content: bytes) -> Steps:
@@ -323,7 +268,7 @@ def _upload(op: Operation, content: bytes) -> Steps:
     if (rule := _digest_rule(args)) is not None:
         begin["if_digest"] = rule
     data = json_of((yield post("/v1/sandfleet/upload/begin", begin, effect=False)))
-    upload_id, whole = _text(data, "upload_id")[:200], memoryview(content)
+    upload_id, whole = check.text(data, "upload_id")[:200], memoryview(content)
     try:
         for offset in range(0, len(content), _CHUNK):
             query = {"id": upload_id, "offset": str(offset)}
@@ -349,7 +294,7 @@ def _str_replace(op: Operation, _lost: LostSessions) -> Steps:
         "replace_all": bool(args.get("replace_all")),
     }
     data = json_of((yield post(_FS, fields, effect=True)))
-    return Completion({"count": _count(data, "count"), "digest": _optional_text(data, "digest", 64)})
+    return Completion({"count": check.count(data, "count"), "digest": check.optional_text(data, "digest", 64)})
 
 
 def _list_dir(op: Operation, _lost: LostSessions) -> Steps:
@@ -357,8 +302,8 @@ def _list_dir(op: Operation, _lost: LostSessions) -> Steps:
     most = args.get("max_entries", 10_000)
     fields = {"do": "list", "path": args["path"], "max_depth": args.get("max_depth", 2), "max_entries": most}
     data = json_of((yield post(_FS, fields, cap=64 * MIB, effect=False)))
-    entries = [_file_info(item) for item in _items(data, "entries", most)]
-    return Completion({"entries": entries, "truncated": _field(data, "truncated", bool)})
+    entries = [check.file_info(item) for item in check.items(data, "entries", most)]
+    return Completion({"entries": entries, "truncated": check.field(data, "truncated", bool)})
 
 
 def _search_request(fields: dict[str, Any], timeout_s: float) -> Request:
@@ -376,10 +321,10 @@ def _glob(op: Operation, _lost: LostSessions) -> Steps:
         "max_results": most,
     }
     data = json_of((yield _search_request(fields, args.get("timeout_s", 20.0))))
-    paths = _items(data, "matches", most)
+    paths = check.items(data, "matches", most)
     if not all(isinstance(path, str) for path in paths):
         raise BadReply("a path that is no text")
-    return Completion({"paths": paths, "truncated": _field(data, "truncated", bool)})
+    return Completion({"paths": paths, "truncated": check.field(data, "truncated", bool)})
 
 
 def _grep(op: Operation, _lost: LostSessions) -> Steps:
@@ -396,17 +341,17 @@ def _grep(op: Operation, _lost: LostSessions) -> Steps:
     }
     data = json_of((yield _search_request(fields, args.get("timeout_s", 20.0))))
     matches = [
-        [_text(item, "path"), _count(item, "line_number"), _text(item, "line")[:1000]]
-        for item in map(_table, _items(data, "matches", most))
+        [check.text(item, "path"), check.count(item, "line_number"), check.text(item, "line")[:1000]]
+        for item in map(check.table, check.items(data, "matches", most))
     ]
-    skipped = _table(data.get("skipped"))
-    counts = {name: _count(skipped, name) for name in ("large", "binary", "long_lines", "errors")}
-    return Completion({"matches": matches, "truncated": _field(data, "truncated", bool), "skipped": counts})
+    skipped = check.table(data.get("skipped"))
+    counts = {name: check.count(skipped, name) for name in ("large", "binary", "long_lines", "errors")}
+    return Completion({"matches": matches, "truncated": check.field(data, "truncated", bool), "skipped": counts})
 
 
 def _stat(op: Operation, _lost: LostSessions) -> Steps:
     data = json_of((yield post(_FS, {"do": "stat", "path": op.args["path"]}, effect=False)))
-    return Completion(_file_info(data))
+    return Completion(check.file_info(data))
 
 
 def _change(do: str, *names: tuple[str, str, Any]) -> Callable[[Operation, LostSessions], Steps]:
@@ -422,8 +367,8 @@ def _change(do: str, *names: tuple[str, str, Any]) -> Callable[[Operation, LostS
 
 def _health(_op: Operation, _lost: LostSessions) -> Steps:
     data = json_of((yield get("/v1/sandfleet/hello")))
-    running, sessions = _count(data, "ops_running"), _count(data, "sessions")
-    version = _text(data, "version")[:40]
+    running, sessions = check.count(data, "ops_running"), check.count(data, "sessions")
+    version = check.text(data, "version")[:40]
     return Completion({"status": "alive", "detail": f"sandboxd {version}, {running} running, {sessions} sessions"})
 
 

@@ -16,7 +16,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,35 +40,12 @@ from sandfleet.errors import (
     UnknownOperation,
 )
 from sandfleet.testing.files import MemoryFiles
+from sandfleet.testing.outputs import MockOutput, capped
 from sandfleet.testing.timers import Delayed, later
 
 __all__ = ["MockBackend", "MockConnection", "MockOutput"]
 
 _REMEMBERED = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class MockOutput:
-    """What a command answers, and after how long."""
-
-    stdout: str = ""
-    stderr: str = ""
-    exit_code: int = 0
-    delay_s: float = 0.0
-
-    def value(self, **changes: Any) -> dict[str, Any]:
-        """The completion value of execute_command."""
-        return {
-            "stdout": self.stdout,
-            "stderr": self.stderr,
-            "exit_code": self.exit_code,
-            "signal": None,
-            "duration_s": self.delay_s,
-            "timed_out": False,
-            "truncated": False,
-            "cancelled": False,
-            **changes,
-        }
 
 
 class MockConnection(Connection):
@@ -163,7 +139,7 @@ class MockConnection(Connection):
         elif output.delay_s > 0:
             self._delay(op, output, done)
         else:
-            done(Completion(_capped(output.value(), args.get("max_output_bytes"))))
+            done(Completion(capped(output.value(), args.get("max_output_bytes"))))
 
     def _delay(self, op: Operation, output: MockOutput, done: Done) -> None:
         timeout_s = op.args.get("timeout_s")
@@ -171,7 +147,7 @@ class MockConnection(Connection):
         if timeout_s is not None and timeout_s < delay_s:
             delay_s = timeout_s
             value = output.value(stdout="", stderr="", exit_code=None, timed_out=True, duration_s=timeout_s)
-        value = _capped(value, op.args.get("max_output_bytes"))
+        value = capped(value, op.args.get("max_output_bytes"))
 
         def finish() -> None:
             with self._lock:
@@ -291,18 +267,6 @@ _KINDS: dict[str, Callable[[MockConnection, Mapping[str, Any], bytes | None], Co
     "health": MockConnection._health,
     "noop": MockConnection._noop,
 }
-
-
-def _capped(value: dict[str, Any], most: int | None) -> dict[str, Any]:
-    """Both streams cut to ``most`` bytes each: the middle goes, as in a real sandbox."""
-    for stream in ("stdout", "stderr"):
-        raw = value[stream].encode()
-        if most is not None and len(raw) > most:
-            head, tail = raw[: most - most // 2], raw[len(raw) - most // 2 :]
-            note = f"\n... [{len(raw) - most} bytes discarded] ...\n" if most else ""
-            value[stream] = head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
-            value["truncated"] = True
-    return value
 
 
 class MockBackend(SandboxBackend):

@@ -22,68 +22,11 @@ from typing import Any
 
 import pytest
 
-from sandfleet.backends import Capability, Completion, Connection, Liveness, Operation, SandboxBackend, SandboxPlan
+from sandfleet.backends import Capability, Completion, Connection, Liveness, SandboxBackend
 from sandfleet.errors import NotStarted, OutcomeUnknown, SandboxLost
-from sandfleet.ids import Identity, new_op_id
-from sandfleet.ops import parse_args
+from sandfleet.testing.backend_world import World, wait_for
 
-__all__ = ["BackendContract", "World"]
-
-_WAIT_S = 20.0
-
-
-class World:
-    """A backend under test, with what it reported and a way to talk to its sandboxes."""
-
-    def __init__(self, backend: SandboxBackend, root: Path, deaths: list[tuple[str, str]]) -> None:
-        self.backend = backend
-        self.deaths = deaths
-        self._root = root
-
-    def plan(self, thread_id: str | None = None) -> SandboxPlan:
-        """The plan of a thread's sandbox (a fresh thread's if none is named), its directory made."""
-        identity = Identity(thread_id) if thread_id else Identity.anonymous()
-        user_data = self._root / "threads" / identity.thread_id / "user-data"
-        for name in ("workspace", "uploads", "outputs"):
-            (user_data / name).mkdir(parents=True, exist_ok=True)
-        run_dir = self._root / "run" / identity.digest[:12]
-        return SandboxPlan(identity.digest[:12], identity, 1, user_data, run_dir)
-
-    @staticmethod
-    def operation(kind: str, content: bytes | None = None, op_id: str | None = None, **args: Any) -> Operation:
-        """An operation as the node would hand it on: its arguments validated and complete."""
-        return Operation(op_id or new_op_id(), kind, parse_args(kind, args).model_dump(), content)
-
-    def do(self, connection: Connection, kind: str, content: bytes | None = None, **args: Any) -> Completion:
-        """Carry out one operation and return its completion, whatever it is."""
-        return connection.perform(self.operation(kind, content, **args), _WAIT_S)
-
-    def value(self, connection: Connection, kind: str, content: bytes | None = None, **args: Any) -> Any:
-        """The value of an operation that must succeed."""
-        completion = self.do(connection, kind, content, **args)
-        assert completion.error is None, f"{kind} {args}: {completion.error!r}"
-        return completion.value
-
-    def code(self, connection: Connection, kind: str, content: bytes | None = None, **args: Any) -> str:
-        """The error code of an operation that must fail."""
-        completion = self.do(connection, kind, content, **args)
-        assert completion.error is not None, f"{kind} {args} succeeded: {completion.value!r}"
-        assert completion.value is None
-        return completion.error.code
-
-    def read(self, connection: Connection, path: str) -> bytes:
-        """A file's bytes."""
-        completion = self.do(connection, "read_file", path=path)
-        assert completion.error is None, repr(completion.error)
-        assert completion.content is not None
-        return completion.content
-
-
-def _wait(fact: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + _WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, f"not in {_WAIT_S} s: {what}"
-        time.sleep(0.002)
+__all__ = ["BackendContract"]
 
 
 class BackendContract:
@@ -178,7 +121,7 @@ class BackendContract:
         plan = world.plan()
         connection = world.backend.create(plan)
         self.end_sandbox(world.backend, plan.sandbox_id)
-        _wait(lambda: plan.sandbox_id in [death[0] for death in world.deaths], "a report of the death")
+        wait_for(lambda: plan.sandbox_id in [death[0] for death in world.deaths], "a report of the death")
         assert world.backend.probe(plan.sandbox_id) is Liveness.DEAD
         assert plan.sandbox_id not in world.backend.running()
         assert isinstance(world.do(connection, "stat", path=".").error, SandboxLost | NotStarted)
@@ -251,7 +194,7 @@ class BackendContract:
         for _ in range(4):
             commands.start(world.operation("execute_command", command="sleep 0.2"), ended.append)
         assert time.monotonic() - began < 0.15
-        _wait(lambda: len(ended) == 4, "four completions")
+        wait_for(lambda: len(ended) == 4, "four completions")
         assert time.monotonic() - began < 0.7, "they ran one after the other"
 
     def test_a_cancelled_command_still_completes(self, world: World, commands: Connection) -> None:
@@ -261,7 +204,7 @@ class BackendContract:
         op = world.operation("execute_command", command="sleep 61")
         commands.start(op, ended.append)
         assert commands.cancel(op.op_id) is True
-        _wait(lambda: ended, "the completion")
+        wait_for(lambda: ended, "the completion")
         assert ended[0].value["cancelled"] is True
         assert ended[0].value["exit_code"] is None
         assert commands.cancel(op.op_id) is False
@@ -276,7 +219,7 @@ class BackendContract:
         connection.start(op, ended.append)
         world.value(connection, "health")
         world.backend.destroy(plan.sandbox_id)
-        _wait(lambda: ended, "the completion")
+        wait_for(lambda: ended, "the completion")
         assert isinstance(ended[0].error, OutcomeUnknown | SandboxLost)
         assert len(ended) == 1
 
