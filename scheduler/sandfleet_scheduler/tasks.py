@@ -18,6 +18,7 @@ from sandfleet.celery_app import celery_app, queue_of
 from sandfleet.client import Client
 from sandfleet.config import Settings
 from sandfleet.errors import OperationFailed, SandfleetError
+from sandfleet.intake import guard_intake
 from sandfleet.ops import OPS, task_name
 from sandfleet.wire import OPS_QUEUE, SCHEDULER_QUEUE
 from sandfleet_scheduler.gateway import Gateway
@@ -126,6 +127,7 @@ def _reconciler_step(settings: Settings, scheduler: Scheduler, results: PlainRes
 
 def run_scheduler(settings: Settings, *, loglevel: str = "INFO") -> int:
     """Run a scheduler in this process until it is told to stop; the exit code."""
+    guard_intake()
     app = scheduler_app(settings)
     worker = app.Worker(
         hostname=f"scheduler-{os.getpid()}@{socket.gethostname()}",

@@ -30,6 +30,13 @@ class AsyncSandboxProvider:
     def __init__(self, settings: Settings | None = None, *, spec: SandboxSpec | None = None, **overrides: Any) -> None:
         self._sync = SandboxProvider(settings, spec=spec, **overrides)
 
+    @classmethod
+    def over(cls, provider: SandboxProvider) -> AsyncSandboxProvider:
+        """The async side of a provider that exists (a `MockSandboxProvider`, or one shared with threads)."""
+        twin = cls.__new__(cls)
+        twin._sync = provider
+        return twin
+
     @property
     def settings(self) -> Settings:
         """The settings in force."""
@@ -143,7 +150,7 @@ class AsyncSandbox:
 
     async def cancel(self, op_id: str) -> bool:
         """See `Sandbox.cancel`."""
-        return await drive_async(calls.cancel_steps(self._provider._sync._client(), self._target, op_id))
+        return await drive_async(self._provider._sync._cancel(self._target, op_id))
 
     async def read_file(self, path: str, start_line: int | None = None, end_line: int | None = None) -> str:
         """See `Sandbox.read_file`."""

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from sandfleet.acquiring import ON_LOST, acquire_steps, send_lifecycle
+from sandfleet.calls import cancel_steps
 from sandfleet.client import Client, Target
 from sandfleet.config import Settings
 from sandfleet.errors import InvalidArgument, NotSupported, SandboxNotFound, SandfleetError, from_wire
@@ -151,6 +152,9 @@ class SandboxProvider:
     def _list(self) -> Steps[list_type[SandboxInfo]]:
         found: list_type[SandboxInfo] = yield Do(lambda: self._client().store.sandboxes())
         return found
+
+    def _cancel(self, target: Target, op_id: str) -> Steps[bool]:
+        return cancel_steps(self._client(), target, op_id)
 
     def _shutdown(self) -> Steps[None]:
         client = self._connected

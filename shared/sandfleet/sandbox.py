@@ -180,7 +180,7 @@ class Sandbox:
 
         True if it was still open. The caller of that operation gets `Cancelled`, or a result with ``cancelled`` set.
         """
-        return drive(calls.cancel_steps(self._provider._client(), self._target, op_id))
+        return drive(self._provider._cancel(self._target, op_id))
 
     # --- files -------------------------------------------------------------------------------
 

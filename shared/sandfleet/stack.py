@@ -294,6 +294,8 @@ class Stack:
         self.state_dir.chmod(0o711)
         self.log_dir = self.state_dir / "logs"
         self.log_dir.mkdir(exist_ok=True, mode=0o700)
+        for earlier in self.log_dir.glob("*.log"):
+            earlier.unlink()
         self._settings = self._settings_at(self._redis_url or "redis://127.0.0.1/0")
         self._settings.data_root.mkdir(parents=True, exist_ok=True, mode=0o711)
 

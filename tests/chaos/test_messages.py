@@ -19,7 +19,7 @@ from sandfleet import CommandResult, SandboxProvider
 from sandfleet.errors import SandboxNotFound
 from sandfleet.ids import Identity, new_op_id
 from sandfleet.store.base import OpRecord, Push, Recorded, Route
-from sandfleet.wire import OpMessage, celery_message, node_queue
+from sandfleet.wire import OPS_QUEUE, SCHEDULER_QUEUE, OpMessage, celery_message, node_queue
 from tests.chaos.fleet import (
     Answers,
     Fleet,
@@ -350,6 +350,27 @@ def test_no_message_written_by_an_enemy_runs_anything_or_ends_the_worker(
         (after,) = [view.incarnation for view in fleet.store.nodes() if view.node_id == label]
         assert (node.running, after) == (True, before), node.tail()
     fleet.end(node)
+
+
+def test_no_message_written_by_an_enemy_ends_a_scheduler(fleet: Fleet, broker: redis.Redis, tmp_path: Path) -> None:
+    thread = unique("hostile-scheduler")
+    marker = tmp_path / "ran"
+    with fleet.provider() as provider:
+        sandbox = provider.get(provider.acquire(thread))
+        assert sandbox is not None
+        good = envelope(a_command(fleet, thread, route_of(fleet, sandbox.id), note(666)))
+        scheduler = fleet.scheduler
+        assert scheduler is not None
+        for queue in (SCHEDULER_QUEUE, OPS_QUEUE):
+            for _name, message in hostile_messages(good, marker):
+                broker.lpush(queue, message)
+            broker.lpush(queue, good.replace("sandbox.execute_command", "scheduler.acquire"))
+            wait_until(lambda q=queue: broker.llen(q) == 0, 30, story=fleet.story)
+        assert provider.acquire(unique("after")), fleet.story()
+        assert sandbox.run(note(1)).exit_code == 0
+        assert fleet.numbers(thread) == [1]
+        assert not marker.exists()
+        assert scheduler.running, scheduler.tail()
 
 
 @pytest.mark.parametrize(

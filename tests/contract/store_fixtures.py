@@ -131,6 +131,9 @@ class World:
     def places(self, node_id: str = "n1") -> int:
         return next(n.places for n in self.store.nodes() if n.node_id == node_id)
 
+    def key_names(self) -> list[str]:
+        return self.store.keys()
+
     def close(self) -> None:
         self.store.close()
 

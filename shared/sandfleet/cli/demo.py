@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from sandfleet.backends import SandboxBackend
+from sandfleet.backends import Capability, SandboxBackend
 from sandfleet.cli.context import Cli, fleet_command, pass_cli
 from sandfleet.cli.demo_journal import Journal, Step
 from sandfleet.cli.demo_play import STEPS, THREADS, play
@@ -44,6 +44,8 @@ def register(group: click.Group) -> None:
         """
         kind = backend_class(backend)
         problems = kind.check()
+        if Capability.PROCESS_ISOLATION not in kind.capabilities:
+            problems = ["it does not run the programs that the demo shows"]
         if problems:
             raise ConfigError(
                 f"sandboxes of the backend {backend} cannot run here: {'; '.join(problems)}", key="backend"

@@ -195,10 +195,15 @@ def _watch(stack: Stack) -> int:
 
 
 class _signals_as_interrupt:  # noqa: N801  (reads as a statement)
-    """SIGTERM and SIGHUP end ``up`` as Ctrl-C does: in order, with nothing left behind."""
+    """SIGTERM and SIGHUP end ``up`` as Ctrl-C does: in order, with nothing left behind.
+
+    SIGINT too, because a shell starts its background jobs with SIGINT ignored.
+    """
+
+    _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, self._interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+        self._before = {number: signal.signal(number, self._interrupt) for number in self._NUMBERS}
 
     def __exit__(self, *exc: object) -> None:
         for number, handler in self._before.items():

@@ -118,5 +118,7 @@ def _pass_on(result: CommandResult) -> None:
     click.echo(result.stderr, nl=False, err=True)
     if result.truncated:
         note("sandfleet: the output was longer than what is kept (1 MiB a stream)")
+    if result.cancelled:
+        note("sandfleet: somebody cancelled it")
     if result.timed_out:
         note(f"sandfleet: ended by its timeout after {result.duration_s:.1f} s")

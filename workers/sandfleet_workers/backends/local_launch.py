@@ -78,8 +78,8 @@ class Launcher:
             if (seccomp := filter_program()) is not None:
                 seccomp_fd = held.enter_context(_memory(seccomp))
             links, directories = local_host.root_entries()
-            info = os.pipe()
             stage = self._stage(binds) if uid is not None else None
+            info = os.pipe()
             seen = tuple(_as_seen(index, bind, stage, program) for index, bind in enumerate(binds))
             layout = bwrap.Layout(
                 bwrap=program.path,

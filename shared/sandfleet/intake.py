@@ -1,0 +1,60 @@
+"""What stands between a queue and Celery: a message that is none must not end the process that reads it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from queue import Empty
+from typing import Any
+
+from kombu.transport import redis as transport
+
+__all__ = ["guard_intake"]
+
+log = logging.getLogger("sandfleet.intake")
+
+_Channel: Any = transport.Channel  # the stubs know half of it
+
+
+class _GuardedChannel(_Channel):  # type: ignore[misc]  # for that reason
+    """kombu's channel, except that a message nobody can read is dropped with a line in the log.
+
+    kombu parses what it popped, and Celery chooses its task, in the worker's main loop. ▲ (one LPUSH of an
+    empty string ended the worker) A recorded operation whose message was dropped is answered as lost.
+    """
+
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)
+        except (*self.connection_errors, *self.connection.channel_errors, Empty):
+            raise
+        except Exception as exc:  # noqa: BLE001  (whatever parsing somebody's bytes may raise)
+            return _dropped(exc)
+
+    def basic_consume(self, queue: str, *args: Any, **options: Any) -> Any:
+        answer = super().basic_consume(queue, *args, **options)
+        callbacks = self.connection._callbacks
+        callbacks[queue] = self._guarded(callbacks[queue])
+        return answer
+
+    def _guarded(self, deliver: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def guarded(message: Any) -> Any:
+            try:
+                return deliver(message)
+            except Exception as exc:
+                # kombu counts KeyError as a broken connection; here it is a field that a message lacks.
+                if isinstance(exc, self.connection_errors) and not isinstance(exc, KeyError):
+                    raise
+                return _dropped(exc)
+
+        return guarded
+
+
+def _dropped(exc: Exception) -> bool:
+    log.warning("message.dropped", extra={"error": f"{type(exc).__name__}: {exc}"[:300]})
+    return True
+
+
+def guard_intake() -> None:
+    """Make every Celery consumer of this process survive unreadable messages. For processes that are ours alone."""
+    transport.Transport.Channel = _GuardedChannel
