@@ -22,7 +22,7 @@ from sandfleet.config import Settings
 from sandfleet.errors import InvalidArgument, NotStarted, SandboxNotFound, SandfleetError
 from sandfleet.ids import Identity
 from sandfleet.model import SandboxSpec
-from sandfleet.ops import CONTENT_KINDS, OPS, describe, parse_args, task_name
+from sandfleet.ops import CONTENT_KINDS, MAX_TIMEOUT_S, OPS, describe, lanes_of, parse_args, task_name
 from sandfleet.refusals import refusal
 from sandfleet.steps import drive
 from sandfleet.store.base import OpRecord, Route
@@ -63,6 +63,8 @@ class Gateway:
             )
         call = {key: value for key, value in kwargs.items() if key not in _TAKES}
         parsed = parse_args(kind, call).model_dump(exclude_unset=True)
+        # Whatever can be wrong with the call is told before a sandbox is started for it.
+        _content(kind, kwargs), _queue_timeout_s(kwargs, self._settings.queue_timeout_s)
         remember(task.app, task.request)
         identity, route, agent = self._route(str(task.request.id), kwargs)
         try:
@@ -110,7 +112,7 @@ class Gateway:
     ) -> tuple[OpRecord, OpMessage]:
         op_id = str(task.request.id)
         now_ms = self._client.now_ms()
-        queue_s = float(kwargs.get("queue_timeout_s") or self._settings.queue_timeout_s)
+        queue_s = _queue_timeout_s(kwargs, self._settings.queue_timeout_s)
         run_s = float(parsed.get("timeout_s") or self._settings.command_timeout_s)
         start_by_ms = now_ms + int(queue_s * 1000)
         deadline_ms = start_by_ms + int(run_s * 1000)
@@ -121,7 +123,7 @@ class Gateway:
             kind,
             identity,
             route,
-            f"celery.{op_id}",
+            lanes_of(kind, parsed, route.sandbox_id, f"celery.{op_id}"),
             parsed,
             encode_content(content),
             start_by_ms,
@@ -171,10 +173,27 @@ class Gateway:
 
 def _content(kind: str, kwargs: Mapping[str, Any]) -> bytes | None:
     text, encoded = kwargs.get("content"), kwargs.get("content_b64")
-    if kind not in CONTENT_KINDS or (text is None and encoded is None):
+    if text is None and encoded is None:
         return None
+    if kind not in CONTENT_KINDS:
+        raise InvalidArgument(f"{kind} takes no content", argument="content")
     if isinstance(text, str):
         return text.encode("utf-8", "surrogatepass")
-    if isinstance(encoded, str):
-        return base64.b64decode(encoded, validate=True)
-    raise InvalidArgument("content must be text, content_b64 base64 text")
+    try:
+        return base64.b64decode(encoded, validate=True) if isinstance(encoded, str) else _no_content()
+    except ValueError as exc:
+        raise InvalidArgument(f"content_b64 is not base64: {exc}", argument="content_b64") from None
+
+
+def _no_content() -> bytes:
+    raise InvalidArgument("content must be text, content_b64 base64 text", argument="content")
+
+
+def _queue_timeout_s(kwargs: Mapping[str, Any], default: float) -> float:
+    value = kwargs.get("queue_timeout_s", default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_TIMEOUT_S:
+        raise InvalidArgument(
+            f"queue_timeout_s must be seconds above 0 and up to {MAX_TIMEOUT_S:g}, not {str(value)[:40]!r}",
+            argument="queue_timeout_s",
+        )
+    return float(value)

@@ -128,6 +128,8 @@ def _reconciler_step(settings: Settings, scheduler: Scheduler, results: PlainRes
 def run_scheduler(settings: Settings, *, loglevel: str = "INFO") -> int:
     """Run a scheduler in this process until it is told to stop; the exit code."""
     guard_intake()
+    # It runs nothing of anybody's; and on a machine of one's own, root is who one is.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     app = scheduler_app(settings)
     worker = app.Worker(
         hostname=f"scheduler-{os.getpid()}@{socket.gethostname()}",
@@ -138,6 +140,5 @@ def run_scheduler(settings: Settings, *, loglevel: str = "INFO") -> int:
         task_events=settings.task_events,
         quiet=True,
     )
-    warnings.filterwarnings("ignore", category=SecurityWarning)
     worker.start()
     return int(worker.exitcode or 0)

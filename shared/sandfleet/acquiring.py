@@ -58,6 +58,8 @@ def acquire_steps(
             return (yield from _ask(client, identity, spec, agent, on_lost, max(left_s, 0.001), within_s, place))
         except (NoCapacity, HomeUnavailable, NotStarted, StartFailed, StoreUnavailable) as exc:
             last = exc
+            if isinstance(exc, StoreUnavailable) and not client.has_met_store:
+                raise
             pause_s = exc.retry_after_s or 0.2
             if time.monotonic() + pause_s >= until:
                 raise
@@ -100,7 +102,7 @@ def _ask(
                 ) from None
             return _route_of(payload)
     finally:
-        reader.forget(op_id)
+        reader.forget(op_id, pending)
 
 
 def _request(op_id: str, identity: Identity, spec: SandboxSpec, on_lost: str) -> Push:
@@ -166,7 +168,7 @@ def send_lifecycle(
                 f"no answer to {kind} of {route.sandbox_id} within {within_s:.0f} s", op_id=op_id
             ) from None
     finally:
-        reader.forget(op_id)
+        reader.forget(op_id, pending)
     reply: dict[str, Any] = json.loads(payload) if payload is not None else {"ok": None}
     return reply
 
@@ -185,7 +187,7 @@ def lifecycle_message(
 ) -> tuple[OpRecord, Push]:
     """The record and the message of a lifecycle operation."""
     until_ms = now_ms + int(within_s * 1000)
-    message = OpMessage(op_id, kind, identity, route, "lifecycle", args, None, until_ms, until_ms, reply_to, now_ms)
+    message = OpMessage(op_id, kind, identity, route, (), args, None, until_ms, until_ms, reply_to, now_ms)
     shown = f"{kind.partition('.')[2]}: {identity.thread_id} · {route.sandbox_id[:12]}"
     record = OpRecord(op_id, kind, route, identity.digest, until_ms, until_ms, reply_to, shown, expect)
     queue = node_queue(route.node_id)

@@ -6,6 +6,7 @@ connections and pending replies are made anew.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -28,7 +29,7 @@ from sandfleet.errors import (
 )
 from sandfleet.ids import Identity, check_op_id, new_op_id, new_token
 from sandfleet.model import Timings
-from sandfleet.ops import CONTENT_KINDS, OPS, describe, parse_args, task_name
+from sandfleet.ops import CONTENT_KINDS, OPS, describe, lanes_of, parse_args, task_name
 from sandfleet.publish import publisher
 from sandfleet.refusals import refusal
 from sandfleet.replies import Pending, ReplyReader
@@ -72,6 +73,18 @@ class Call:
     op_id: str | None = None
     #: Commands of one caller run in order; those of others beside them.
     caller: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """Arguments and content as they travel: inline, or as references to blobs."""
+
+    args: Any
+    content: dict[str, Any] | None
+
+    @property
+    def in_blobs(self) -> bool:
+        return "blob" in (self.content or ()) or "$blob" in self.args
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,45 +198,54 @@ class Client:
         op_id = check_op_id(call.op_id) if call.op_id is not None else new_op_id()
         started = time.monotonic()
         budget_s = call.queue_timeout_s or self.settings.queue_timeout_s
-        attempt_id, packed = op_id, None
-        for attempt in range(_RESENDS + 1):
-            if (
-                packed is None
-                or (packed[1] or {}).get("blob")
-                or (isinstance(packed[0], dict) and "$blob" in packed[0])
-            ):
-                packed = yield Do(lambda: self._pack(args, call))
-            left_s = budget_s - (time.monotonic() - started)
+        attempt_id, resends, outages = op_id, 0, 0
+        packed: _Packed | None = None
+        while True:
             try:
-                reply = yield from self._attempt(target, call, attempt_id, args, packed, max(left_s, 0.001))
+                if packed is None:
+                    packed = yield Do(lambda: self._pack(args, call))
+                left_s = max(budget_s - (time.monotonic() - started), 0.001)
+                reply = yield from self._attempt(target, call, attempt_id, args, packed, left_s)
                 answer: Answer = yield Do(lambda: self._decode(attempt_id, reply, started))  # noqa: B023
                 return answer
             except (NotStarted, Busy) as exc:
-                left_s = budget_s - (time.monotonic() - started)
-                if (
-                    attempt == _RESENDS
-                    or left_s <= 0
-                    or (isinstance(exc, Busy) and left_s < (exc.retry_after_s or 0.1))
-                ):
+                pause_s = exc.retry_after_s or min(0.05 * 2**resends, 0.5)
+                if resends == _RESENDS or budget_s - (time.monotonic() - started) < pause_s:
                     raise
+                resends += 1
                 # A tombstoned op id stays closed for ever; the same call gets the next id, in a row that is
                 # the same for whoever repeats it.
-                attempt_id = f"{op_id[:70]}.r{attempt + 1}"
+                attempt_id = f"{op_id[:70]}.r{resends}"
                 target.route = None
-                yield Sleep(exc.retry_after_s or min(0.05 * 2**attempt, 0.5))
+                if packed is not None and packed.in_blobs:
+                    # The node may have given these bytes back already; they go out anew, and count once.
+                    yield Do(functools.partial(self._drop, packed))
+                    packed = None
+                yield Sleep(pause_s)
             except StoreUnavailable as exc:
                 # Recorded or not: the same op id asks again, and a record that got in answers "duplicate".
-                if attempt == _RESENDS or budget_s - (time.monotonic() - started) <= 0:
+                pause_s = exc.retry_after_s or min(0.2 * 2**outages, 2.0)
+                if not self.has_met_store or budget_s - (time.monotonic() - started) < pause_s:
                     raise
-                yield Sleep(exc.retry_after_s or min(0.2 * 2**attempt, 2.0))
-        raise AssertionError("unreachable")
+                outages += 1
+                yield Sleep(pause_s)
 
-    def _pack(self, args: dict[str, Any], call: Call) -> tuple[Any, dict[str, Any] | None]:
+    @property
+    def has_met_store(self) -> bool:
+        """Whether the store ever answered this process. One that never did is a mistake, not an outage to sit out."""
+        return self._offset_ms is not None or self._reader is not None
+
+    def _pack(self, args: dict[str, Any], call: Call) -> _Packed:
         ttl_s = self._reply_within_s(call) + 60
-        packed_args = args
-        if sum(len(v) for v in args.values() if isinstance(v, str | list)) > 4096:
-            packed_args = blobs.pack_json(self.store, args, client=self.id, ttl_s=ttl_s)
-        return packed_args, blobs.pack_bytes(self.store, call.content, client=self.id, ttl_s=ttl_s)
+        return _Packed(
+            blobs.pack_json(self.store, args, client=self.id, ttl_s=ttl_s),
+            blobs.pack_bytes(self.store, call.content, client=self.id, ttl_s=ttl_s),
+        )
+
+    def _drop(self, packed: _Packed) -> None:
+        blobs.drop(self.store, packed.content)
+        if isinstance(packed.args, dict):
+            blobs.drop(self.store, packed.args.get("$blob"))
 
     def _reply_within_s(self, call: Call) -> float:
         queue_s = call.queue_timeout_s or self.settings.queue_timeout_s
@@ -240,7 +262,7 @@ class Client:
         call: Call,
         op_id: str,
         args: dict[str, Any],
-        packed: tuple[Any, dict[str, Any] | None],
+        packed: _Packed,
         queue_s: float,
     ) -> Steps[str]:
         """Record and publish one op id and wait for its reply JSON."""
@@ -263,7 +285,7 @@ class Client:
                     op_id=op_id,
                 ) from None
         finally:
-            reader.forget(op_id)
+            reader.forget(op_id, pending)
         if payload is None:
             raise self._nobody_knows(call, op_id)
         return str(payload)
@@ -286,14 +308,14 @@ class Client:
         call: Call,
         op_id: str,
         args: dict[str, Any],
-        packed: tuple[Any, dict[str, Any] | None],
+        packed: _Packed,
         queue_s: float,
     ) -> Recorded:
         """Record at the sandbox's current node; looks the route up again when it is stale."""
         identity = self.identity_of(target)
         for _ in range(4):
             route = target.route or self._look_up(target)
-            message = self._message(call, op_id, identity, route, packed, queue_s)
+            message = self._message(call, op_id, identity, route, args, packed, queue_s)
             record = OpRecord(
                 op_id=op_id,
                 kind=call.kind,
@@ -322,7 +344,8 @@ class Client:
         op_id: str,
         identity: Identity,
         route: Route,
-        packed: tuple[Any, dict[str, Any] | None],
+        args: dict[str, Any],
+        packed: _Packed,
         queue_s: float,
     ) -> OpMessage:
         now_ms = self.now_ms()
@@ -332,9 +355,9 @@ class Client:
             kind=call.kind,
             identity=identity,
             route=route,
-            caller=call.caller or self.id,
-            args=packed[0],
-            content=packed[1],
+            lanes=lanes_of(call.kind, args, route.sandbox_id, call.caller or self.id),
+            args=packed.args,
+            content=packed.content,
             start_by_ms=start_by_ms,
             deadline_ms=start_by_ms + int(self._run_within_s(call) * 1000),
             reply_to=self.id,

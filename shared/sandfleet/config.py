@@ -68,6 +68,13 @@ class Settings(BaseModel):
     lease_s: float = Field(default=10.0, gt=0, description="How long a node may be silent before it counts as dead.")
     idle_timeout_s: float = Field(default=600.0, ge=0, description="Warm sandboxes end after this long; 0 keeps them.")
 
+    uid_base: int = Field(default=1_900_000_000, ge=1000, description="First uid of local sandboxes (root only).")
+    uid_count: int = Field(default=100_000_000, ge=1, description="How many uids there are from uid_base on.")
+    max_nproc: int = Field(default=512, ge=8, description="Processes of a local sandbox (root workers only).")
+    nofile: int = Field(default=4096, ge=64, description="Open files per process in a local sandbox.")
+    tmp_bytes: int = Field(default=256 * 1024 * 1024, ge=1024 * 1024, description="Size of /tmp in a local sandbox.")
+    start_timeout_s: float = Field(default=15.0, gt=0, description="How long the start of a sandbox may take.")
+
     acquire_timeout_s: float = Field(default=30.0, gt=0, description="How long acquire waits for a sandbox.")
     queue_timeout_s: float = Field(default=60.0, gt=0, description="How long an operation may wait for its lane.")
     command_timeout_s: float = Field(default=600.0, gt=0, description="Deadline of a command that names none.")

@@ -530,7 +530,8 @@ def from_wire(error: Any) -> SandfleetError:
     raw = error.get("facts")
     facts = {str(k): v for k, v in raw.items()} if isinstance(raw, dict) else {}
     retry_after = facts.pop("retry_after_s", None)
-    facts.pop("message", None)
+    for reserved in ("self", "message"):
+        facts.pop(reserved, None)
     cls = _BY_CODE.get(code)
     if cls is None:
         return InternalError(f"{code or 'no code'}: {message}", unknown_code=code)

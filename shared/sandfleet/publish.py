@@ -29,7 +29,7 @@ def publisher(settings: Settings, store: Store) -> Publish:
 
 def _by_script(store: Store) -> Publish:
     def publish(record: OpRecord, task: str, argument: Mapping[str, Any], queue: str, max_inflight: int) -> Recorded:
-        headers: dict[str, Any] = {}
+        headers: dict[str, Any] = {"id": record.op_id, "task": task}
         if before_task_publish.receivers:
             # Tracing libraries add their headers here, as they do for Celery's own publish.
             before_task_publish.send(

@@ -81,7 +81,9 @@ class ReplyReader:
         self._store = store
         self._client = client
         self._on_tick = on_tick
-        self._pending: dict[str, Pending] = {}
+        # A list: two threads may repeat one op id and both wait for its one answer.
+        self._pending: dict[str, list[Pending]] = {}
+        self._lock = threading.Lock()
         self._cursor = "0"
         self._stop = threading.Event()
         self._opened_at = 0.0
@@ -98,12 +100,23 @@ class ReplyReader:
 
     def expect(self, op_id: str, *, foreign: bool = False, recorded: bool = True) -> Pending:
         """Await the reply of ``op_id``; call before publishing it."""
-        pending = self._pending[op_id] = Pending(op_id, foreign=foreign, recorded=recorded)
+        pending = Pending(op_id, foreign=foreign, recorded=recorded)
+        with self._lock:
+            self._pending.setdefault(op_id, []).append(pending)
         return pending
 
-    def forget(self, op_id: str) -> None:
-        """Nobody awaits ``op_id`` any more."""
-        self._pending.pop(op_id, None)
+    def forget(self, op_id: str, pending: Pending | None = None) -> None:
+        """Nobody awaits ``op_id`` any more, or just ``pending`` does not."""
+        with self._lock:
+            left = [other for other in self._pending.pop(op_id, ()) if pending is not None and other is not pending]
+            if left:
+                self._pending[op_id] = left
+
+    def _deliver(self, op_id: str, payload: str | None) -> None:
+        with self._lock:
+            awaited = self._pending.pop(op_id, ())
+        for pending in awaited:
+            pending.deliver(payload)
 
     def close(self) -> None:
         """Stop reading and drop the stream; awaited replies are given up."""
@@ -113,9 +126,8 @@ class ReplyReader:
         except StoreUnavailable:
             log.info("replies.close_failed", extra={"client": self._client})
         self._thread.join(timeout=3.0)
-        for pending in list(self._pending.values()):
-            pending.deliver(None)
-        self._pending.clear()
+        for op_id in list(self._pending):
+            self._deliver(op_id, None)
 
     def _run(self) -> None:
         tick_at = 0.0
@@ -123,9 +135,7 @@ class ReplyReader:
             try:
                 for reply in self._store.read_replies(self._client, self._cursor, block_s=0.5):
                     self._cursor = reply.cursor
-                    pending = self._pending.pop(reply.op_id, None)
-                    if pending is not None:
-                        pending.deliver(reply.payload)
+                    self._deliver(reply.op_id, reply.payload)
                 if time.monotonic() >= tick_at:
                     tick_at = time.monotonic() + 0.5
                     self._tick()
@@ -144,9 +154,11 @@ class ReplyReader:
         self._keep_open()
         self._on_tick()
         now = time.monotonic()
+        with self._lock:
+            awaited = [pending for waiters in self._pending.values() for pending in waiters]
         late = [
             pending
-            for pending in list(self._pending.values())
+            for pending in awaited
             if pending.recorded and now - pending.checked_at > (0.1 if pending.foreign else _CHECK_AFTER_S)
         ]
         for pending in late[:_CHECKS_PER_TICK]:
@@ -159,8 +171,7 @@ class ReplyReader:
             # The stream may hold it already, unread: give it one more turn before the record decides.
             if view is not None and view.reply is None and time.monotonic() - pending.since < 2 * _CHECK_AFTER_S:
                 return
-            if self._pending.pop(pending.op_id, None) is not None:
-                pending.deliver(None if view is None else view.reply)
+            self._deliver(pending.op_id, None if view is None else view.reply)
 
     def _keep_open(self) -> None:
         if time.monotonic() - self._opened_at < _STREAM_TTL_S / 3:

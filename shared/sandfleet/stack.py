@@ -118,7 +118,7 @@ class Stack:
         return self
 
     def stop(self) -> None:
-        """End nodes, then the scheduler, then Redis; remove the temporary directory. Safe to repeat.
+        """End nodes and scheduler, then Redis; remove the temporary directory. Safe to repeat.
 
         A second interrupt meanwhile kills what is left and is raised again.
         """
@@ -128,11 +128,12 @@ class Stack:
             self._store.close()
             self._store = None
         self._asked.update(self._children)
-        others = [child for name, child in self._children.items() if name not in (_SCHEDULER, _REDIS)]
+        leaving = [child for name, child in self._children.items() if name not in (_SCHEDULER, _REDIS)]
+        leaving += [child for name, child in self._children.items() if name == _SCHEDULER]
         try:
-            end_all(others, grace_s=_GRACE_S)
-            for name in (_SCHEDULER, _REDIS):
-                end_all([self._children[name]] if name in self._children else [], grace_s=_GRACE_S)
+            # Nodes and scheduler need Redis to leave in order, but not each other.
+            end_all(leaving, grace_s=_GRACE_S)
+            end_all([child for name, child in self._children.items() if name == _REDIS], grace_s=_GRACE_S)
         finally:
             for child in self._children.values():
                 if child.running:
@@ -292,6 +293,8 @@ class Stack:
             self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o711)
         # Sandboxes of a root worker have uids of their own and may have to pass through, but not to look around.
         self.state_dir.chmod(0o711)
+        shutil.rmtree(self.state_dir / "tmp", ignore_errors=True)
+        (self.state_dir / "tmp").mkdir(mode=0o711)
         self.log_dir = self.state_dir / "logs"
         self.log_dir.mkdir(exist_ok=True, mode=0o700)
         for earlier in self.log_dir.glob("*.log"):
@@ -314,7 +317,8 @@ class Stack:
 
     def _start_node(self, node_id: str) -> Child:
         argv = [sys.executable, "-m", "sandfleet_workers", "--node-id", node_id, "--loglevel", self.loglevel]
-        extra = {**self._env, **self._node_env.get(node_id, {})}
+        # What a killed node leaves in its temporary directory goes with ours.
+        extra = {"TMPDIR": str(self.state_dir / "tmp"), **self._env, **self._node_env.get(node_id, {})}
         return self._spawn(node_id, argv, child_environ(self.settings, extra))
 
     def _spawn(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> Child:

@@ -47,14 +47,15 @@ class OpMessage:
     """An operation on its way to a node: the single positional argument of its Celery task.
 
     ``content`` is in wire form (see `encode_content`). ``start_by_ms`` and ``deadline_ms`` are
-    milliseconds of the store's clock; ``sent_at_ms`` likewise, for timings.
+    milliseconds of the store's clock; ``sent_at_ms`` likewise, for timings. ``lanes`` is what must not interleave
+    with it (`sandfleet.ops.lanes_of`), from the client because its arguments may travel as a blob.
     """
 
     op_id: str
     kind: str
     identity: Identity
     route: Route
-    caller: str
+    lanes: tuple[str, ...]
     args: Mapping[str, Any]
     content: Mapping[str, Any] | None
     start_by_ms: int
@@ -73,7 +74,7 @@ class OpMessage:
             "node": self.route.node_id,
             "inc": self.route.incarnation,
             "epoch": self.route.epoch,
-            "caller": self.caller,
+            "lanes": list(self.lanes),
             "args": self.args,
             "content": self.content,
             "start_by": self.start_by_ms,
@@ -108,7 +109,7 @@ class OpMessage:
             kind=_text(data, "kind"),
             identity=Identity(owner[1], owner[0]),
             route=Route(_text(data, "sid"), _text(data, "node"), _text(data, "inc"), _int(data, "epoch")),
-            caller=_text(data, "caller"),
+            lanes=_lanes(data, str(sandbox_id)),
             args=args,
             content=content,
             start_by_ms=_int(data, "start_by"),
@@ -123,6 +124,17 @@ def _text(data: Mapping[str, Any], key: str) -> str:
     if not isinstance(value, str) or len(value) > 200:
         raise InvalidArgument(f"field {key} must be a string of at most 200 characters")
     return value
+
+
+def _lanes(data: Mapping[str, Any], sandbox_id: str) -> tuple[str, ...]:
+    """The lanes a client asks for: its own order is its own affair, other sandboxes' lanes are not."""
+    lanes = data.get("lanes")
+    if not isinstance(lanes, list) or len(lanes) > 256:
+        raise InvalidArgument("field lanes must be a list of at most 256 lanes")
+    for lane in lanes:
+        if not isinstance(lane, str) or len(lane) > 256 or not lane.startswith(sandbox_id + "/"):
+            raise InvalidArgument(f"field lanes: {str(lane)[:80]!r} is no lane of sandbox {sandbox_id}")
+    return tuple(sorted(set(lanes)))
 
 
 def _int(data: Mapping[str, Any], key: str) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import redis
 
-from tests.chaos.fleet import Fleet
+from tests.chaos.fleet import Fleet, Process
 from tests.services import RedisServer, require
 
 
@@ -27,20 +26,32 @@ def fleet(chaos_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) ->
     running = Fleet(tmp_path_factory.mktemp("fleet"), chaos_redis.url)
     try:
         running.start_scheduler()
-        running.node("n1", env={"SANDFLEET_LEASE_S": "10"})  # never killed, and never fenced by a busy machine
+        # Never killed, never fenced by a busy machine, and never full.
+        running.node("n1", env={"SANDFLEET_LEASE_S": "10", "SANDFLEET_REPLICAS": "200"})
         yield running
     finally:
         running.close()
 
 
 @pytest.fixture
-def own_fleet(tmp_path: Path) -> Iterator[tuple[Fleet, RedisServer]]:
-    """A fleet whose Redis the test may restart; nothing runs yet."""
+def spare(fleet: Fleet) -> Process:
+    """A node that a test may freeze, flood or kill: ``spare``, for threads that ask for that label."""
+    found = fleet.process("spare")
+    return found or fleet.node("spare", label="spare", env={"SANDFLEET_REPLICAS": "200"})
+
+
+@pytest.fixture(scope="module")
+def restartable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, RedisServer]]:
+    """A fleet of its own with two nodes, on a Redis that the tests restart."""
     require("redis")
     require("bwrap")
-    server = RedisServer(tmp_path / "redis")
-    running = Fleet(tmp_path / "fleet", server.url)
+    directory = tmp_path_factory.mktemp("restartable")
+    server = RedisServer(directory / "redis", durable=True)
+    server.start()
+    running = Fleet(directory / "fleet", server.url)
     try:
+        running.start_scheduler()
+        running.nodes("r1", "r2")
         yield running, server
     finally:
         running.close()

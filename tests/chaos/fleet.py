@@ -119,7 +119,9 @@ class Fleet:
 
     def env(self, **more: str) -> dict[str, str]:
         """The environment every process of the fleet gets."""
-        ours = {key: value for key, value in os.environ.items() if not key.startswith("SANDFLEET_") and key != "REDIS_URL"}
+        ours = {
+            key: value for key, value in os.environ.items() if not key.startswith("SANDFLEET_") and key != "REDIS_URL"
+        }
         session = {key: value for key, value in os.environ.items() if key == "SANDFLEET_TEST_SESSION"}
         return {
             **ours,
@@ -162,6 +164,10 @@ class Fleet:
 
     def node(self, name: str, *, label: str = "", env: Mapping[str, str] | None = None) -> Process:
         return self.nodes(name, label=label, env=env)[0]
+
+    def process(self, name: str) -> Process | None:
+        """The running process of that name."""
+        return next((process for process in self._processes if process.name == name and process.running), None)
 
     def end(self, *processes: Process) -> None:
         """End some processes, or all of them."""

@@ -56,4 +56,3 @@ def test_operations_under_way_run_at_most_once_and_in_order_though_connections_a
         got = answers.all()
         assert not errors(got), fleet.story(sandbox.id)
         assert fleet.numbers(thread) == list(range(20))
-

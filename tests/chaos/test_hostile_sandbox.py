@@ -57,7 +57,9 @@ def attack_commands(victim_id: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("attack", list(attack_commands("0" * 8)))
-def test_a_sandbox_that_replaces_its_socket_gets_typed_errors_and_reaches_nobody_else(fleet: Fleet, attack: str) -> None:
+def test_a_sandbox_that_replaces_its_socket_gets_typed_errors_and_reaches_nobody_else(
+    fleet: Fleet, attack: str
+) -> None:
     thread = unique("hostile")
     with fleet.provider(queue_timeout_s=10.0, command_timeout_s=10.0) as provider:
         victim = provider.get(provider.acquire(f"{thread}-victim"))

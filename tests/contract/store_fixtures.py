@@ -18,6 +18,7 @@ from sandfleet.store.base import Acquired, NodeRecord, OpRecord, Push, Recorded,
 from sandfleet.store.memory import MemoryStore
 from sandfleet.store.redis import RedisStore
 
+LONG_S = 36_000.0  # nothing expires in a test unless it is made to
 SPEC = SandboxSpec(backend="mock")
 ALICE = Identity("alice")
 BOB = Identity("bob")
@@ -66,23 +67,23 @@ class World:
     # --- short ways ---------------------------------------------------------------------------
 
     def announce(
-        self, node_id: str = "n1", incarnation: str = "i1", *, replicas: int = 4, lease_s: float = 60.0
+        self, node_id: str = "n1", incarnation: str = "i1", *, replicas: int = 4, lease_s: float = LONG_S
     ) -> int:
         record = NodeRecord(node_id, incarnation, replicas, "data-1", ("mock",), {"zone": "a"}, "host", 7, "0.1")
         return self.store.announce(record, lease_s=lease_s)
 
     def waiter(self, op_id: str = "a1", client: str = "c1", agent: str = "agent-1") -> Waiter:
-        return Waiter(op_id, client, agent, 60.0)
+        return Waiter(op_id, client, agent, LONG_S)
 
     def acquire(self, identity: Identity = ALICE, **waiter: str) -> Acquired:
         push = Push("scheduler", f"acquire {identity.thread_id}")
-        return self.store.acquire(identity, self.waiter(**waiter), wait_s=30.0, push=push)
+        return self.store.acquire(identity, self.waiter(**waiter), wait_s=LONG_S, push=push)
 
     def reserve(
         self, identity: Identity = ALICE, node_id: str = "n1", incarnation: str = "i1", *, data_id: str = "data-1"
     ) -> Reserved:
         return self.store.reserve(
-            identity, SPEC, node_id=node_id, incarnation=incarnation, data_id=data_id, expires_s=30.0
+            identity, SPEC, node_id=node_id, incarnation=incarnation, data_id=data_id, expires_s=LONG_S
         )
 
     def reserved(self, identity: Identity = ALICE, node_id: str = "n1", incarnation: str = "i1") -> Route:
@@ -107,8 +108,8 @@ class World:
             "kind": "execute_command",
             "route": route,
             "owner": identity.digest,
-            "start_by_ms": now + 60_000,
-            "deadline_ms": now + 60_000,
+            "start_by_ms": now + int(LONG_S * 1000),
+            "deadline_ms": now + int(LONG_S * 1000),
             "reply_to": "c1",
             "describe": "bash: ls",
         }
@@ -118,11 +119,15 @@ class World:
         return self.store.record(self.op(route, op_id, identity, **changes), Push("queue", f"message {op_id}"))
 
     def listen(self, client: str = "c1") -> None:
-        self.store.open_replies(client, ttl_s=60.0)
+        self.store.open_replies(client, ttl_s=LONG_S)
 
     def replies(self, client: str = "c1") -> list[tuple[str, dict[str, Any]]]:
-        found = self.store.read_replies(client, "0", block_s=0)
-        return [(reply.op_id, json.loads(reply.payload)) for reply in found]
+        found: list[tuple[str, dict[str, Any]]] = []
+        cursor = "0"
+        while page := self.store.read_replies(client, cursor, block_s=0):
+            found += [(reply.op_id, json.loads(reply.payload)) for reply in page]
+            cursor = page[-1].cursor
+        return found
 
     def state(self, route: Route) -> str:
         info = self.store.sandbox(route.sandbox_id)

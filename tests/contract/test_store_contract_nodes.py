@@ -101,6 +101,19 @@ def test_a_retired_incarnation_can_neither_renew_nor_announce(world: World) -> N
     assert world.store.nodes()[0].state == NodeState.READY
 
 
+def test_a_node_that_says_it_is_gone_can_be_closed_at_once_and_comes_back_as_another(world: World) -> None:
+    world.announce()
+    route = world.live()
+    assert world.store.set_node_state("n1", NodeState.GONE)
+    assert not world.store.nodes()[0].alive
+    assert world.store.close_incarnation("n1", None, reason="left").sandboxes == (route.sandbox_id,)
+    with pytest.raises(LeaseLost):
+        world.store.renew("n1", "i1", lease_s=60)
+    with pytest.raises(LeaseLost):
+        world.announce("n1", "i1")
+    world.announce("n1", "i2")
+
+
 def test_a_living_node_is_not_closed(world: World) -> None:
     world.announce()
     route = world.live()

@@ -83,8 +83,16 @@ def test_every_call_passes_its_own_validation() -> None:
 def test_text_is_sent_as_utf8_and_lone_surrogates_do_not_raise() -> None:
     assert calls.write("/a", "é").content == "é".encode()
     assert calls.write("/a", "\ud800").content == b"\xed\xa0\x80"
-    assert calls.execute("cat", **dict.fromkeys(("cwd", "env", "user", "timeout_s", "session", "max_output_bytes",
-                                                 "queue_timeout_s", "op_id")), stdin="é").content == "é".encode()
+    assert (
+        calls.execute(
+            "cat",
+            **dict.fromkeys(
+                ("cwd", "env", "user", "timeout_s", "session", "max_output_bytes", "queue_timeout_s", "op_id")
+            ),
+            stdin="é",
+        ).content
+        == "é".encode()
+    )
 
 
 def test_bytes_that_are_no_text_read_with_replacement() -> None:

@@ -35,7 +35,6 @@ from sandfleet.errors import (
 )
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState, SandboxSpec
-from sandfleet.ops import lanes_of
 from sandfleet.steps import Do, Sleep, Steps, Wait, drive, drive_async
 from sandfleet.store.base import NodeRecord, Push, Recorded, Route
 from sandfleet.store.memory import MemoryStore
@@ -121,8 +120,7 @@ class World:
     """A client, a live sandbox of alice on node n1, and the node."""
 
     def __init__(self, **settings: Any) -> None:
-        limits = {key: settings[f"{key.removeprefix('blob_').removesuffix('_bytes')}_bytes"] for key in ()}
-        self.store = PublishingStore(**limits, blob_client_bytes=settings.pop("client_bytes", 128 * MIB))
+        self.store = PublishingStore(blob_client_bytes=settings.pop("client_bytes", 128 * MIB))
         self.settings = Settings.load({}, backend="mock", **settings)
         self.client = Client(self.settings, self.store)
         self.node = FakeNode(self.store)
@@ -175,7 +173,7 @@ class World:
         return list(self.client.reader()._pending)
 
     def blobs(self) -> list[str]:
-        return [key for key in self.store.keys() if "blob" in key]
+        return [key for key in sorted(self.store.keys()) if "blob" in key]
 
     def close(self) -> None:
         self.store.published.put(None)
@@ -216,7 +214,8 @@ def test_the_message_says_what_to_do_for_whom_where_and_until_when(world: World)
     world.call(run("ls -la", timeout_s=5.0, queue_timeout_s=2.0, op_id="mine", caller="agent-7"))
     [message], [push] = world.node.seen, world.node.raw
     assert (message.op_id, message.kind, message.args) == ("mine", "execute_command", {"command": "ls -la"})
-    assert (message.identity, message.route, message.caller) == (ALICE, world.route, "agent-7")
+    assert (message.identity, message.route) == (ALICE, world.route)
+    assert message.lanes == (f"{world.route.sandbox_id}/shell/agent-7",)
     assert message.reply_to == world.client.id
     assert message.deadline_ms - message.start_by_ms == 5000
     assert 0 < message.start_by_ms - message.sent_at_ms <= 2000
@@ -445,28 +444,31 @@ def test_an_op_id_of_another_operation_is_a_conflict(world: World) -> None:
         world.call(Call("noop", {}, op_id="mine"))
 
 
-def test_two_threads_that_repeat_one_op_id_at_once_both_get_the_one_answer(world: World) -> None:
-    taken, answered = threading.Event(), threading.Event()
+def test_two_threads_that_repeat_one_op_id_at_once_both_get_the_one_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, asked, may_answer = world.store.record, threading.Semaphore(0), threading.Event()
+
+    def counted(*args: Any, **kwargs: Any) -> Recorded:
+        recorded = record(*args, **kwargs)
+        asked.release()
+        return recorded
 
     def later(node: FakeNode, message: OpMessage) -> None:
-        taken.set()
-        assert answered.wait(SOON_S)
+        assert may_answer.wait(SOON_S)
         ok({"n": 1})(node, message)
 
+    monkeypatch.setattr(world.store, "record", counted)
     world.node.deeds = [later]
     got: list[Any] = []
-    threads = [
-        threading.Thread(
-            target=lambda: got.append(drive(world.client.call(world.target, run(op_id="mine"))).value), daemon=True
-        )
-        for _ in range(2)
-    ]
-    threads[0].start()
-    assert taken.wait(SOON_S)
-    first = world.client.reader()._pending.get("mine")
-    threads[1].start()
-    wait_until(lambda: world.client.reader()._pending.get("mine") is not first, 0.5) if first else None
-    answered.set()
+
+    def caller() -> None:
+        got.append(drive(world.client.call(world.target, run(op_id="mine"))).value)
+
+    for _ in range(2):
+        threading.Thread(target=caller, daemon=True).start()
+        assert asked.acquire(timeout=SOON_S)
+    may_answer.set()
     wait_until(lambda: len(got) == 2, 2.0, story=lambda: f"only {len(got)} of 2 callers were answered")
     assert got == [{"n": 1}, {"n": 1}]
     assert world.node.ids == ["mine"]
@@ -496,7 +498,8 @@ def test_big_arguments_travel_as_blobs(world: World) -> None:
 
     def deed(node: FakeNode, message: OpMessage) -> None:
         got.append(blobs.unpack_json(node.store, message.args))
-        ok({})(node, message)
+        assert node.store.claim(message.op_id, message.route).status == "claimed"
+        node.answer(message, {"ok": {}})
 
     world.node.deeds = [deed]
     world.call(run(command))
@@ -531,7 +534,7 @@ def test_a_session_keeps_its_lane_however_long_its_command(world: World) -> None
     # The node chooses lanes from the message, before any I/O.
     for command in ("short", "x" * (INLINE_BYTES + 1)):
         world.call(Call("execute_command", {"command": command, "session": "s"}, caller="me"))
-    lanes = [lanes_of(m.kind, m.args, m.route.sandbox_id, m.caller) for m in world.node.seen]
+    lanes = [message.lanes for message in world.node.seen]
     assert lanes[1] == lanes[0] == (f"{world.route.sandbox_id}/session/s",)
 
 

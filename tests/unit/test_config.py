@@ -74,7 +74,9 @@ def test_a_wrong_value_is_named_with_its_variable(name: str, text: str) -> None:
     assert refused.value.facts["key"] == name.lower()
 
 
-@pytest.mark.parametrize("name", ["LEASE_S", "COMMAND_TIMEOUT_S", "QUEUE_TIMEOUT_S", "ACQUIRE_TIMEOUT_S", "AGENT_TTL_S"])
+@pytest.mark.parametrize(
+    "name", ["LEASE_S", "COMMAND_TIMEOUT_S", "QUEUE_TIMEOUT_S", "ACQUIRE_TIMEOUT_S", "AGENT_TTL_S"]
+)
 @pytest.mark.parametrize("text", ["inf", "nan"])
 def test_a_duration_is_a_finite_number(name: str, text: str) -> None:
     # int(inf * 1000) raises far away from here, in the first call.
@@ -125,7 +127,13 @@ def test_a_loopback_or_protected_redis_is_accepted(url: str, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     "url",
-    ["redis://redis.example/0", "redis://10.0.0.1/0", "redis://0.0.0.0/0", "redis://user@redis.example/0", "redis://:@h/0"],
+    [
+        "redis://redis.example/0",
+        "redis://10.0.0.1/0",
+        "redis://0.0.0.0/0",
+        "redis://user@redis.example/0",
+        "redis://:@h/0",
+    ],
 )
 def test_an_open_redis_on_the_network_is_refused_unless_allowed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SANDFLEET_ALLOW_INSECURE_REDIS", raising=False)

@@ -191,7 +191,9 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
     max_leaves=8,
 )
-keys = st.sampled_from(["self", "message", "retry_after_s", "path", "errno", "args", "code", "cls"]) | st.text(max_size=5)
+keys = st.sampled_from(["self", "message", "retry_after_s", "path", "errno", "args", "code", "cls"]) | st.text(
+    max_size=5
+)
 
 
 @settings(max_examples=200, deadline=None)

@@ -30,7 +30,7 @@ def test_a_result_has_no_other_keys() -> None:
 
 def test_results_are_values() -> None:
     assert replace(OK) == OK
-    assert OK != replace(OK, stdout="other")
+    assert replace(OK, stdout="other") != OK
     assert len({OK, replace(OK)}) == 1
     with pytest.raises(FrozenInstanceError):
         OK.stdout = "x"  # type: ignore[misc]
@@ -43,7 +43,7 @@ def test_check_gives_the_result_of_a_command_that_exited_with_0() -> None:
 
 def test_check_of_another_exit_raises_with_the_code_and_the_end_of_stderr() -> None:
     result = replace(OK, exit_code=3, stderr="x" * 10_000 + "the reason\n")
-    with pytest.raises(CommandFailed, match="exit code 3: x+the reason$") as failed:
+    with pytest.raises(CommandFailed, match=r"exit code 3: x+the reason$") as failed:
         result.check()
     assert failed.value.facts["exit_code"] == 3
     assert failed.value.facts["op_id"] == "op-1"
@@ -66,7 +66,9 @@ def test_check_of_a_timeout_is_a_timeout_error_with_the_partial_output() -> None
     assert "5 s" in str(ended.value)
 
 
-@pytest.mark.parametrize("change", [{"exit_code": 3}, {"exit_code": None, "timed_out": True}], ids=["failed", "timed out"])
+@pytest.mark.parametrize(
+    "change", [{"exit_code": 3}, {"exit_code": None, "timed_out": True}], ids=["failed", "timed out"]
+)
 def test_the_error_of_check_holds_the_whole_result(change: dict[str, object]) -> None:
     # Promised by the docstrings of CommandFailed and CommandTimeout.
     result = replace(OK, stdout="x" * 100_000, **change)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandfleet.errors import InvalidArgument, UnknownOperation
@@ -180,6 +180,7 @@ def test_every_kind_that_changes_files_takes_the_lane_of_files() -> None:
     assert all(OPS[kind].effect for kind in changing)
 
 
+@settings(deadline=None)
 @given(kinds=st.lists(st.sampled_from(sorted(ITEM)), min_size=1, max_size=8))
 def test_a_batch_takes_the_lanes_of_all_its_items_once_and_sorted(kinds: list[str]) -> None:
     ops = [{"kind": kind, "args": ITEM[kind]} for kind in kinds]
@@ -210,12 +211,15 @@ def test_flower_shows_one_readable_line(kind: str, args: dict[str, Any], shown: 
 def test_what_is_shown_never_holds_environment_values_or_contents(kind: str) -> None:
     secret = "hunter2"
     for args in GOOD[kind]:
-        told = describe(kind, {**args, "env": {"TOKEN": secret}, "old": secret, "new": secret, "content": secret}, SANDBOX)
+        told = describe(
+            kind, {**args, "env": {"TOKEN": secret}, "old": secret, "new": secret, "content": secret}, SANDBOX
+        )
         assert secret not in told
     items = [{"kind": "write_file", "args": {"path": "/a"}, "content": secret}]
     assert secret not in describe("batch", {"ops": items}, SANDBOX)
 
 
+@settings(deadline=None)
 @given(text=st.text(max_size=300))
 def test_what_is_shown_is_one_short_printable_line_whatever_the_command(text: str) -> None:
     for told in (

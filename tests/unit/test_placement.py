@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandfleet.model import NodeState, NodeView
@@ -31,7 +31,10 @@ def test_the_emptier_node_comes_first() -> None:
 
 
 def test_emptiness_is_a_share_so_that_big_nodes_do_not_take_everything() -> None:
-    big, small = replace(NODE, node_id="big", replicas=100, places=50), replace(NODE, node_id="small", replicas=4, places=1)
+    big, small = (
+        replace(NODE, node_id="big", replicas=100, places=50),
+        replace(NODE, node_id="small", replicas=4, places=1),
+    )
     assert ids(choose_node(REQUEST, [big, small]).place) == ["small", "big"]
 
 
@@ -142,6 +145,7 @@ requests = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(request=requests, nodes=node_lists)
 def test_no_node_is_ever_chosen_that_may_not_be(request: PlacementRequest, nodes: list[NodeView]) -> None:
     decision = choose_node(request, nodes)

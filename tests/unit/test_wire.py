@@ -19,7 +19,7 @@ MESSAGE = OpMessage(
     kind="execute_command",
     identity=Identity("thread", "user"),
     route=Route("3f9a1c22", "node-1", "inc", 7),
-    caller="me",
+    lanes=("3f9a1c22/shell/me",),
     args={"command": "ls"},
     content={"t": "stdin"},
     start_by_ms=10,
@@ -40,6 +40,12 @@ def test_a_message_without_a_user_comes_back() -> None:
 
 def test_a_message_of_the_version_before_and_with_unknown_keys_is_understood() -> None:
     assert OpMessage.from_wire({**MESSAGE.to_wire(), "v": VERSION - 1, "from_the_future": 1}) == MESSAGE
+
+
+def test_a_lane_that_is_named_twice_is_one_lane() -> None:
+    # Twice in one lane would be a ticket that waits for itself.
+    lanes = ["3f9a1c22/shell/me", "3f9a1c22/files", "3f9a1c22/files"]
+    assert OpMessage.from_wire({**MESSAGE.to_wire(), "lanes": lanes}).lanes == ("3f9a1c22/files", "3f9a1c22/shell/me")
 
 
 @pytest.mark.parametrize("version", [VERSION + 1, VERSION - 2, None, "1", [], {}])
@@ -67,7 +73,13 @@ def test_a_message_of_another_version_is_refused(version: object) -> None:
         ("epoch", "7"),
         ("epoch", True),
         ("epoch", 7.0),
-        ("caller", []),
+        ("lanes", None),
+        ("lanes", "3f9a1c22/files"),
+        ("lanes", [7]),
+        ("lanes", ["00000000/files"]),
+        ("lanes", ["3f9a1c22"]),
+        ("lanes", ["3f9a1c22/" + "x" * 1000]),
+        ("lanes", [f"3f9a1c22/session/{n}" for n in range(257)]),
         ("args", None),
         ("args", ["ls"]),
         ("content", "text"),
@@ -138,7 +150,9 @@ def test_a_lone_surrogate_in_text_does_not_raise() -> None:
 def test_the_envelope_names_task_queue_and_what_flower_shows() -> None:
     message = json.loads(celery_message("sandbox.noop", "op-1", {"a": 1}, queue=node_queue("n"), describe="noop · x"))
     assert message["headers"]["task"] == "sandbox.noop"
-    assert message["headers"]["id"] == message["headers"]["root_id"] == message["properties"]["correlation_id"] == "op-1"
+    assert (
+        message["headers"]["id"] == message["headers"]["root_id"] == message["properties"]["correlation_id"] == "op-1"
+    )
     assert message["headers"]["argsrepr"] == "noop · x"
     assert message["headers"]["ignore_result"] is True
     assert message["properties"]["delivery_info"] == {"exchange": "", "routing_key": "sandfleet.node.n"}
@@ -147,7 +161,8 @@ def test_the_envelope_names_task_queue_and_what_flower_shows() -> None:
 
 def test_two_envelopes_have_different_delivery_tags() -> None:
     tags = {
-        json.loads(celery_message("t", "op-1", {}, queue="q", describe=""))["properties"]["delivery_tag"] for _ in range(50)
+        json.loads(celery_message("t", "op-1", {}, queue="q", describe=""))["properties"]["delivery_tag"]
+        for _ in range(50)
     }
     assert len(tags) == 50
 

@@ -9,13 +9,14 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandfleet.backends import Completion, SandboxBackend, SandboxPlan
 from sandfleet.errors import ConfigError, NotStarted, SandfleetError, StartFailed, StoreUnavailable
 from sandfleet.ids import Identity
-from sandfleet.model import SandboxSpec
+from sandfleet.model import SandboxInfo, SandboxSpec
 from sandfleet.store.base import Route
 from sandfleet.wire import OpMessage, node_queue
 from sandfleet_workers.backends import load_backend
@@ -198,13 +199,26 @@ class Lifecycle:
             self._answer_lost(now_ms)
         if time.monotonic() - self._compared_at > _COMPARE_EVERY_S:
             self._compared_at = time.monotonic()
-            self._end_disowned()
+            self._compare(now_ms)
 
-    def _end_disowned(self) -> None:
+    def _compare(self, now_ms: int) -> None:
+        """Make what this node runs and what the registry says of it agree again."""
+        before = dict(self._node.held)
+        infos = self._node.store.sandboxes(node_id=self._node.node_id)
+        self._end_disowned(before, infos)
+        long_ago = now_ms / 1000 - 2 * _LOST_AFTER_MS / 1000
+        mine = [info for info in infos if info.incarnation == self._node.incarnation and info.used_at < long_ago]
+        suspects = [info for info in mine if info.state in ("creating", "stopping") or info.sandbox_id not in before]
+        if suspects:
+            coming = {op.sandbox_id for op in self._node.store.ops(node_id=self._node.node_id, limit=100_000)}
+            for info in suspects:
+                if info.sandbox_id not in coming:
+                    self._settle(info)
+
+    def _end_disowned(self, before: Mapping[str, Held], infos: Sequence[SandboxInfo]) -> None:
         """End what this node runs and the registry does not know as its: nobody could ever reach or release it."""
         node = self._node
-        before = dict(node.held)
-        known = {info.sandbox_id: (info.incarnation, info.epoch) for info in node.store.sandboxes(node_id=node.node_id)}
+        known = {info.sandbox_id: (info.incarnation, info.epoch) for info in infos}
         for sandbox_id, held in before.items():
             route = held.route
             if held.stopping or known.get(sandbox_id) == (route.incarnation, route.epoch):
@@ -212,6 +226,22 @@ class Lifecycle:
             log.warning("sandbox.disowned", extra={"sandbox_id": sandbox_id, "epoch": route.epoch})
             held.stopping = True
             node.pool.run_slow(functools.partial(self._end, sandbox_id))
+
+    def _settle(self, info: SandboxInfo) -> None:
+        """Finish what was decided and never came: the message got lost, or whoever was to send it died."""
+        store, held = self._node.store, self._node.held.get(info.sandbox_id)
+        route = Route(info.sandbox_id, info.node_id, info.incarnation, info.epoch)
+        log.warning("sandbox.settled", extra={"sandbox_id": info.sandbox_id, "state": str(info.state)})
+        if info.state == "creating":
+            lost = NotStarted(f"the creation of sandbox {info.sandbox_id} was lost on its way", reason="message_lost")
+            store.create_failed(route, lost.to_wire())
+        elif info.state != "stopping":
+            store.lost(route, reason="its node does not run it")
+        elif held is None:
+            store.stopped(route)
+        elif not held.stopping:
+            held.stopping = True
+            self._node.pool.run_slow(functools.partial(self._end_and_tell, route))
 
     def _retire(self, held: Held, before_ms: int) -> None:
         stop = self._node.store.begin_stop(
@@ -233,10 +263,12 @@ class Lifecycle:
             mine = view.incarnation == node.incarnation and view.state == "recorded"
             if mine and view.recorded_at_ms < now_ms - _LOST_AFTER_MS and not node.pool.holds(view.op_id):
                 log.warning("op.message_lost", extra={"op_id": view.op_id})
-                route = node.store.route(view.sandbox_id)
+                route = Route(view.sandbox_id, view.node_id, view.incarnation, 0)
                 error = NotStarted(f"the message of operation {view.op_id} was lost on its way", reason="message_lost")
-                if route is not None:
-                    node.store.finish(view.op_id, route, outcome=error.code, reply=_error_reply(error))
+                node.store.finish(view.op_id, route, outcome=error.code, reply=_error_reply(error))
+                current = node.store.route(view.sandbox_id) if view.kind == "node.create" else None
+                if current is not None:
+                    node.store.create_failed(current, error.to_wire())  # whoever waits for it asks again
 
     def readopt(self) -> None:
         """The store lost its data: tell it what this node still holds."""

@@ -33,7 +33,7 @@ from sandfleet.errors import (
 )
 from sandfleet.ids import Identity, new_token
 from sandfleet.model import NodeState, SandboxSpec
-from sandfleet.ops import OPS, lanes_of, parse_args
+from sandfleet.ops import OPS, parse_args
 from sandfleet.store.base import Claim, Route, Store
 from sandfleet.wire import OpMessage
 from sandfleet_workers.answers import celery_result, encode_reply
@@ -115,11 +115,9 @@ class Node:
         job.carry = _Carry(message, message.route)
         if message.kind in LIFECYCLE:
             return Plan(exclusive=(f"{message.route.sandbox_id}/life",), lifecycle=True)
-        size = len(message.content.get("t", "") or message.content.get("b", "")) if message.content else 0
-        sandbox_id = message.route.sandbox_id
         if message.kind == "cancel":
-            return Plan(size=size)
-        return Plan(lanes_of(message.kind, message.args, sandbox_id, message.caller), (sandbox_id,), size)
+            return Plan()
+        return Plan(message.lanes, (message.route.sandbox_id,), _size_of(message.content))
 
     # --- Engine: starting --------------------------------------------------------------------
 
@@ -129,9 +127,7 @@ class Node:
         message = carry.message
         try:
             if job.cancelled:
-                raise Cancelled(
-                    f"operation {job.op_id} was cancelled before it started", started=False, op_id=job.op_id
-                )
+                raise self._cancelled(job)
             if job.expired:
                 raise self._late(job)
             if message.kind in LIFECYCLE:
@@ -140,14 +136,14 @@ class Node:
                     self.lifecycle.run(job, carry.message)
                 return
             held = self._held_for(message)
-            args = self._arguments(message)
+            args, content = self._payload(message)
             if message.kind in OPS and OPS[message.kind].effect:
                 if not self._claim(job, carry):
                     return
             elif self.lease.now_ms() > message.start_by_ms:
                 raise self._late(job)
             self.pool.accepted(job)
-            self._start(job, held, message, args)
+            self._start(job, held, message, args, content)
         except StoreUnavailable as exc:
             # Everything that needs Redis comes before the effect, so nothing has begun.
             error = NotStarted(
@@ -182,10 +178,15 @@ class Node:
             raise NotStarted(f"node {self.node_id} lost touch with Redis", reason="lease", retry_after_s=1.0)
         return held
 
-    def _arguments(self, message: OpMessage) -> dict[str, Any]:
-        raw = blobs.unpack_json(self.store, message.args)
+    def _payload(self, message: OpMessage) -> tuple[dict[str, Any], bytes | None]:
+        """Validated arguments and the content; both may have waited in Redis."""
+        try:
+            raw = blobs.unpack_json(self.store, message.args)
+            content = blobs.unpack_bytes(self.store, message.content)
+        except OutcomeUnknown as exc:
+            raise NotStarted(f"the arguments expired before the operation was due: {exc}", reason="expired") from exc
         args: dict[str, Any] = parse_args(message.kind, raw).model_dump(exclude_unset=True)
-        return args
+        return args, content
 
     def _claim(self, job: Job, carry: _Carry) -> bool:
         """Take the right to start; False if somebody answered already."""
@@ -229,7 +230,9 @@ class Node:
             op_id=job.op_id,
         )
 
-    def _start(self, job: Job, held: Held, message: OpMessage, args: dict[str, Any]) -> None:
+    def _start(self, job: Job, held: Held, message: OpMessage, args: dict[str, Any], content: bytes | None) -> None:
+        if job.cancelled:
+            raise self._cancelled(job)
         if message.kind == "noop":
             self.finish(job, Completion(value={}))
             return
@@ -239,7 +242,6 @@ class Node:
             return
         if message.kind == "execute_command":
             self._limit(args, message)
-        content = blobs.unpack_bytes(self.store, message.content)
         op = Operation(job.op_id, message.kind, args, content)
 
         def done(completion: Completion) -> None:
@@ -257,6 +259,17 @@ class Node:
             job.carry.batch.start()
         else:
             held.connection.start(op, done)
+        if self._ends_early(job):
+            # It came between the look above and the start, and found nothing to end.
+            self.cancel(job)
+
+    @staticmethod
+    def _ends_early(job: Job) -> bool:
+        return job.cancelled
+
+    @staticmethod
+    def _cancelled(job: Job) -> Cancelled:
+        return Cancelled(f"operation {job.op_id} was cancelled before it started", started=False, op_id=job.op_id)
 
     def _limit(self, args: dict[str, Any], message: OpMessage) -> dict[str, Any]:
         """Every command has a deadline, and none outlives what its caller said it would wait for."""
@@ -411,3 +424,9 @@ class Node:
         except StoreUnavailable as exc:
             log.warning("node.leave_failed", extra={"node_id": self.node_id, "error": str(exc)})
         self.store.close()
+
+
+def _size_of(content: Mapping[str, Any] | None) -> int:
+    """Bytes a waiting job holds in memory; a blob waits in Redis."""
+    inline = (content or {}).get("t") or (content or {}).get("b")
+    return len(inline) if isinstance(inline, str) else 0

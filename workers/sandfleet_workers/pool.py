@@ -23,7 +23,7 @@ from celery.worker.state import requests as celery_requests
 from celery.worker.state import revoked as celery_revoked
 from celery.worker.state import task_ready
 
-from sandfleet.errors import Busy, SandfleetError
+from sandfleet.errors import Busy, InternalError, SandfleetError
 from sandfleet_workers.jobs import Engine, Job
 from sandfleet_workers.lanes import LaneFull, Lanes
 
@@ -131,6 +131,10 @@ class LanePool(BasePool):
             self._refuse(job, Busy(f"{exc}; wait for earlier operations", retry_after_s=0.5))
         except SandfleetError as exc:
             self._refuse(job, exc)
+        except Exception as exc:
+            # This is Celery's main loop: whatever somebody's message did, the worker goes on.
+            log.exception("op.plan_failed", extra={"op_id": job.op_id})
+            self._refuse(job, InternalError(f"{type(exc).__name__}: {str(exc)[:200]}"))
         return handle
 
     def _second_delivery(self, job: Job, known: Job | None) -> None:

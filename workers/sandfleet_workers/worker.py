@@ -193,6 +193,8 @@ def run_node(settings: Settings, *, loglevel: str = "INFO") -> int:
     """
     guard_intake()
     held = hold_node_id(settings.data_root, settings.node_id)
+    # Only a root worker can give each local sandbox a uid of its own: here root is the safer choice.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     app = node_app(settings, held)
     worker = app.Worker(
         hostname=f"{held.node_id}@{socket.gethostname()}",
@@ -204,8 +206,6 @@ def run_node(settings: Settings, *, loglevel: str = "INFO") -> int:
         task_events=settings.task_events,
         quiet=True,
     )
-    # A node with Docker access is root on its host whatever its uid; SECURITY.md says what that means.
-    warnings.filterwarnings("ignore", category=SecurityWarning)
     worker.start()
     node = getattr(app, "sandfleet_node", None)
     if node is not None and node.fenced:

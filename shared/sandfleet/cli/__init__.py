@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 
 import click
@@ -33,7 +34,8 @@ def cli() -> None:
 
 cli.params.extend(global_options())
 for module in (fleet, demo, use, look, admin, doctor):
-    module.register(cli)
+    for command in module.COMMANDS:
+        cli.add_command(command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,15 +45,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     4 the sandbox or file is not there · ``exec`` exits with its command's code.
     """
     state = Cli()
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = cli.main(args=argv, prog_name="sandfleet", standalone_mode=False, obj=state)
+        code = cli.main(args=words, prog_name="sandfleet", standalone_mode=False, obj=state)
         return code if isinstance(code, int) else 0
     except SandfleetError as error:
         return _tell(error, as_json=state.json)
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except click.ClickException as wrong:
-        if state.json:
+        # Options are not taken in when one of them is wrong.
+        if state.json or "--json" in words[: words.index("--") if "--" in words else None]:
             wire = {"code": "invalid_argument", "message": wrong.format_message(), "facts": {}}
             click.echo(json.dumps({"error": wire}))
         else:

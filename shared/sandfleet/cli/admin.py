@@ -19,114 +19,115 @@ from sandfleet.ids import Identity
 from sandfleet.model import NodeState, NodeView, SandboxInfo, SandboxState
 from sandfleet.store.base import OpView, Store
 
-__all__ = ["cancel_op", "register"]
+__all__ = ["COMMANDS", "cancel_op"]
 
 _CANCEL_S = 10.0
 _POLL_S = 0.05
 
 
-def register(group: click.Group) -> None:
-    """Add the commands to the group."""
+@fleet_command("cancel", short_help="End an operation, waiting or running.")
+@click.argument("op_id", metavar="OP")
+@pass_cli
+def cancel(cli: Cli, op_id: str) -> None:
+    """End an operation: what has not begun never will, a running command's process group is killed.
 
-    @fleet_command(group, "cancel")
-    @click.argument("op_id", metavar="OP")
-    @pass_cli
-    def cancel(cli: Cli, op_id: str) -> None:
-        """End an operation: what has not begun never will, a running command's process group is killed.
+    \b
+    Example:
+      sandfleet ops                 shows the ids
+      sandfleet cancel 5d0c9f…
+    """
+    with cli.store() as store:
+        told = cancel_op(store, cli.settings(), op_id)
+    cli.show(told, lambda: click.echo(told["told"]))
 
-        \b
-        Example:
-          sandfleet ops                 shows the ids
-          sandfleet cancel 5d0c9f…
-        """
-        with cli.store() as store:
-            told = cancel_op(store, cli.settings(), op_id)
-        cli.show(told, lambda: click.echo(told["told"]))
 
-    @fleet_command(group, "release")
-    @click.argument("sandbox_id", metavar="ID")
-    @pass_cli
-    def release(cli: Cli, sandbox_id: str) -> int:
-        """Turn a sandbox warm if nobody is in it any more: it keeps running, ready for its thread.
+@fleet_command("release", short_help="Turn a sandbox warm if nobody is in it.")
+@click.argument("sandbox_id", metavar="ID")
+@pass_cli
+def release(cli: Cli, sandbox_id: str) -> int:
+    """Turn a sandbox warm if nobody is in it any more: it keeps running, ready for its thread.
 
-        A process that still holds it keeps it in use. `sandfleet destroy` ends it whoever is in it.
+    A process that still holds it keeps it in use. `sandfleet destroy` ends it whoever is in it.
 
-        \b
-        Example:
-          sandfleet release 3f9a1c22
-        """
+    \b
+    Example:
+      sandfleet release 3f9a1c22
+    """
+    with cli.store() as store:
+        info = _known(store, sandbox_id)
+        owner = Identity(info.thread_id, info.user_id).digest
+        store.release(sandbox_id, owner, "")
+        info = _known(store, sandbox_id)
+    warm = info.state is SandboxState.WARM
+    told = f"sandbox {sandbox_id} is warm" if warm else _still_in_use(info)
+    cli.show({"sandbox_id": sandbox_id, "state": info.state, "warm": warm}, lambda: click.echo(told))
+    return 0 if warm else 3
+
+
+@fleet_command("destroy")
+@click.argument("sandbox_id", metavar="ID")
+@click.option("--delete-data", is_flag=True, help="Delete the thread's files too.")
+@pass_cli
+def destroy(cli: Cli, sandbox_id: str, delete_data: bool) -> None:
+    """End a sandbox, whatever runs in it. The thread's files stay, unless told otherwise.
+
+    \b
+    Example:
+      sandfleet destroy 3f9a1c22
+      sandfleet destroy 3f9a1c22 --delete-data
+    """
+    with cli.provider() as provider:
         with cli.store() as store:
             info = _known(store, sandbox_id)
-            owner = Identity(info.thread_id, info.user_id).digest
-            store.release(sandbox_id, owner, "")
-            info = _known(store, sandbox_id)
-        warm = info.state is SandboxState.WARM
-        told = f"sandbox {sandbox_id} is warm" if warm else _still_in_use(info)
-        cli.show({"sandbox_id": sandbox_id, "state": info.state, "warm": warm}, lambda: click.echo(told))
-        return 0 if warm else 3
+        if delete_data and info.state is SandboxState.LOST:
+            raise _cannot_delete(info)
+        provider.destroy(sandbox_id, delete_data=delete_data)
+    was_lost = info.state is SandboxState.LOST
+    told = f"sandbox {sandbox_id} of thread {info.thread_id} is {'forgotten' if was_lost else 'gone'}"
+    told += f", {'its files too' if delete_data else 'its files are kept'}"
+    document = {
+        "sandbox_id": sandbox_id,
+        "thread_id": info.thread_id,
+        "destroyed": True,
+        "data_deleted": delete_data,
+    }
+    cli.show(document, lambda: click.echo(told))
 
-    @fleet_command(group, "destroy")
-    @click.argument("sandbox_id", metavar="ID")
-    @click.option("--delete-data", is_flag=True, help="Delete the thread's files too.")
-    @pass_cli
-    def destroy(cli: Cli, sandbox_id: str, delete_data: bool) -> None:
-        """End a sandbox, whatever runs in it. The thread's files stay, unless told otherwise.
 
-        \b
-        Example:
-          sandfleet destroy 3f9a1c22
-          sandfleet destroy 3f9a1c22 --delete-data
-        """
-        with cli.provider() as provider:
-            with cli.store() as store:
-                info = _known(store, sandbox_id)
-            if delete_data and info.state is SandboxState.LOST:
-                raise _cannot_delete(info)
-            provider.destroy(sandbox_id, delete_data=delete_data)
-        was_lost = info.state is SandboxState.LOST
-        told = f"sandbox {sandbox_id} of thread {info.thread_id} is {'forgotten' if was_lost else 'gone'}"
-        told += f", {'its files too' if delete_data else 'its files are kept'}"
-        document = {
-            "sandbox_id": sandbox_id,
-            "thread_id": info.thread_id,
-            "destroyed": True,
-            "data_deleted": delete_data,
-        }
-        cli.show(document, lambda: click.echo(told))
+@fleet_command("cordon")
+@click.argument("node_id", metavar="NODE")
+@click.option("--undo", is_flag=True, help="Take new sandboxes again.")
+@pass_cli
+def cordon(cli: Cli, node_id: str, undo: bool) -> None:
+    """Put no new sandboxes on a node. Those it holds go on.
 
-    @fleet_command(group, "cordon")
-    @click.argument("node_id", metavar="NODE")
-    @click.option("--undo", is_flag=True, help="Take new sandboxes again.")
-    @pass_cli
-    def cordon(cli: Cli, node_id: str, undo: bool) -> None:
-        """Put no new sandboxes on a node. Those it holds go on.
+    \b
+    Example:
+      sandfleet cordon node-1
+      sandfleet cordon node-1 --undo
+    """
+    state = NodeState.READY if undo else NodeState.CORDONED
+    with cli.store() as store:
+        _living(store, node_id)
+        store.set_node_state(node_id, state)
+    cli.show({"node_id": node_id, "state": state}, lambda: click.echo(f"node {node_id} is {state}"))
 
-        \b
-        Example:
-          sandfleet cordon node-1
-          sandfleet cordon node-1 --undo
-        """
-        state = NodeState.READY if undo else NodeState.CORDONED
-        with cli.store() as store:
-            _living(store, node_id)
-            store.set_node_state(node_id, state)
-        cli.show({"node_id": node_id, "state": state}, lambda: click.echo(f"node {node_id} is {state}"))
 
-    @fleet_command(group, "drain")
-    @click.argument("node_id", metavar="NODE")
-    @click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True,
-                  metavar="S", help="How long to wait until it left.")  # fmt: skip
-    @pass_cli
-    def drain(cli: Cli, node_id: str, timeout_s: float) -> None:
-        """Take a node out of the fleet: it takes nothing new, answers what has not begun, ends its sandboxes, leaves.
+@fleet_command("drain", short_help="Take a node out of the fleet, in order.")
+@click.argument("node_id", metavar="NODE")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True,
+              metavar="S", help="How long to wait until it left.")  # fmt: skip
+@pass_cli
+def drain(cli: Cli, node_id: str, timeout_s: float) -> None:
+    """Take a node out of the fleet: it takes nothing new, answers what has not begun, ends its sandboxes, leaves.
 
-        \b
-        Example:
-          sandfleet drain node-1
-        """
-        with cli.store() as store:
-            told = _drain(store, cli.settings(), node_id, timeout_s)
-        cli.show(told, lambda: click.echo(told["told"]))
+    \b
+    Example:
+      sandfleet drain node-1
+    """
+    with cli.store() as store:
+        told = _drain(store, cli.settings(), node_id, timeout_s)
+    cli.show(told, lambda: click.echo(told["told"]))
 
 
 # --- cancel ------------------------------------------------------------------------------------
@@ -266,3 +267,6 @@ def _progress(text: str) -> None:
     """One line that is written over, for people only."""
     if sys.stderr.isatty():
         click.echo(f"\r\033[K{text}", nl=False, err=True)
+
+
+COMMANDS = (cancel, release, destroy, cordon, drain)

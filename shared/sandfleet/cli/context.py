@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
 import click
 
@@ -23,7 +25,7 @@ from sandfleet.errors import (
 from sandfleet.provider import SandboxProvider
 from sandfleet.store import Store, open_store
 
-__all__ = ["Cli", "advice", "exit_code", "fleet_command", "pass_cli"]
+__all__ = ["Cli", "advice", "exit_code", "fleet_command", "pass_cli", "signals_as_interrupt"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,6 +72,9 @@ class Cli:
     @contextmanager
     def provider(self, **given: Any) -> Iterator[SandboxProvider]:
         """A provider whose holds end with the command."""
+        # The provider would wait for a Redis that is away; a person wants to know at once.
+        with self.store() as store:
+            store.now_ms()
         with SandboxProvider(self.settings(**given)) as provider:
             yield provider
 
@@ -81,11 +86,11 @@ class Cli:
 pass_cli = click.make_pass_decorator(Cli, ensure=True)
 
 
-def fleet_command(group: click.Group, name: str, **attributes: Any) -> Callable[[F], click.Command]:
-    """A command of ``group`` that also takes the global options after its name."""
+def fleet_command(name: str, **attributes: Any) -> Callable[[F], click.Command]:
+    """A command that also takes the global options after its name."""
 
     def decorate(function: F) -> click.Command:
-        command = group.command(name, **attributes)(function)
+        command: click.Command = click.command(name, cls=click.Command, **attributes)(function)
         command.params.extend(global_options())
         return command
 
@@ -134,3 +139,23 @@ def advice(error: SandfleetError) -> str | None:
     if isinstance(error, Unavailable | CapacityError):
         return "`sandfleet doctor` looks for the reason"
     return None
+
+
+class signals_as_interrupt:  # noqa: N801  (reads as a statement)
+    """SIGTERM and SIGHUP end a command as Ctrl-C does: in order, with nothing left behind.
+
+    SIGINT too, because a shell starts its background jobs with SIGINT ignored.
+    """
+
+    _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __enter__(self) -> None:
+        self._before = {number: signal.signal(number, self._interrupt) for number in self._NUMBERS}
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @staticmethod
+    def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sandfleet.backends import Capability, SandboxBackend
-from sandfleet.cli.context import Cli, fleet_command, pass_cli
+from sandfleet.cli.context import Cli, fleet_command, pass_cli, signals_as_interrupt
 from sandfleet.cli.demo_journal import Journal, Step
 from sandfleet.cli.demo_play import STEPS, THREADS, play
 from sandfleet.cli.doctor import backend_class
@@ -18,49 +18,44 @@ from sandfleet.cli.output import note, printable, table
 from sandfleet.errors import ConfigError
 from sandfleet.stack import Stack
 
-__all__ = ["register", "report"]
+__all__ = ["COMMANDS", "report"]
 
 #: Short, so that a dead node is noticed while one watches.
 _LEASE_S = 3.0
 
 
-def register(group: click.Group) -> None:
-    """Add the command to the group."""
+@fleet_command("demo", short_help="Show it all on this machine, and kill a node.")
+@click.option("--nodes", type=click.IntRange(2, 16), default=2, show_default=True, help="Node processes to run.")
+@click.option("--backend", default="local", show_default=True, help="What a sandbox is: local (bubblewrap).")
+@pass_cli
+def demo(cli: Cli, nodes: int, backend: str) -> int:
+    """Start a fleet of its own, let three threads do real work in it at once, kill a node, and say what happened.
 
-    @fleet_command(group, "demo")
-    @click.option("--nodes", type=click.IntRange(2, 16), default=2, show_default=True, help="Node processes to run.")
-    @click.option("--backend", default="local", show_default=True, help="What a sandbox is: local (bubblewrap).")
-    @pass_cli
-    def demo(cli: Cli, nodes: int, backend: str) -> int:
-        """Start a fleet of its own, let three threads do real work in it at once, kill a node, and say what happened.
+    Everything it starts is gone afterwards, and no other fleet is touched. Exits with 1 when a step did not do
+    what it should.
 
-        Everything it starts is gone afterwards, and no other fleet is touched. Exits with 1 when a step did not do
-        what it should.
-
-        \b
-        Example:
-          sandfleet demo
-          sandfleet demo --json
-        """
-        kind = backend_class(backend)
-        problems = kind.check()
-        if Capability.PROCESS_ISOLATION not in kind.capabilities:
-            problems = ["it does not run the programs that the demo shows"]
-        if problems:
-            raise ConfigError(
-                f"sandboxes of the backend {backend} cannot run here: {'; '.join(problems)}", key="backend"
-            )
-        journal = Journal(on_step=_progress(quiet=cli.json))
-        began = time.monotonic()
-        if not cli.json:
-            note(f"starting Redis, a scheduler and {nodes} nodes …")
-        with Stack(nodes, backend=backend, lease_s=_LEASE_S, idle_timeout_s=600.0) as stack:
-            ready_s = time.monotonic() - began
-            play(stack, journal)
-        document = report(journal, kind, nodes=nodes)
-        document["ready_s"], document["took_s"] = round(ready_s, 2), round(time.monotonic() - began, 2)
-        cli.show(document, lambda: _tell(document, journal.steps))
-        return 0 if document["ok"] else 1
+    \b
+    Example:
+      sandfleet demo
+      sandfleet demo --json
+    """
+    kind = backend_class(backend)
+    problems = kind.check()
+    if Capability.PROCESS_ISOLATION not in kind.capabilities:
+        problems = ["it does not run the programs that the demo shows"]
+    if problems:
+        raise ConfigError(f"sandboxes of the backend {backend} cannot run here: {'; '.join(problems)}", key="backend")
+    journal = Journal(on_step=_progress(quiet=cli.json))
+    began = time.monotonic()
+    if not cli.json:
+        note(f"starting Redis, a scheduler and {nodes} nodes …")
+    with signals_as_interrupt(), Stack(nodes, backend=backend, lease_s=_LEASE_S, idle_timeout_s=600.0) as stack:
+        ready_s = time.monotonic() - began
+        play(stack, journal)
+    document = report(journal, kind, nodes=nodes)
+    document["ready_s"], document["took_s"] = round(ready_s, 2), round(time.monotonic() - began, 2)
+    cli.show(document, lambda: _tell(document, journal.steps))
+    return 0 if document["ok"] else 1
 
 
 def report(journal: Journal, kind: type[SandboxBackend], *, nodes: int) -> dict[str, Any]:
@@ -130,3 +125,6 @@ def _as_told(steps: list[Step]) -> Any:
     return lambda step: (
         (0, order.get(step.thread, 9), position[id(step)]) if position[id(step)] < last else (1, 0, position[id(step)])
     )
+
+
+COMMANDS = (demo,)

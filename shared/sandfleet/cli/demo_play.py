@@ -15,6 +15,7 @@ from sandfleet.model import CommandResult, SandboxInfo, SandboxState
 from sandfleet.provider import SandboxProvider
 from sandfleet.sandbox import Batch, Sandbox
 from sandfleet.stack import Stack
+from sandfleet.store import Store
 
 __all__ = ["STEPS", "THREADS", "Actor", "play"]
 
@@ -42,7 +43,7 @@ STEPS = _STEPS_PER_THREAD * len(THREADS) + _STEPS_OF_THE_DEATH
 def play(stack: Stack, journal: Journal) -> None:
     """Play it all. What goes wrong is in the journal; a thread whose step went wrong does not go on."""
     with SandboxProvider(stack.settings) as provider, SandboxProvider(stack.settings) as supervisor:
-        actors = [Actor(name, provider, supervisor, journal) for name in THREADS]
+        actors = [Actor(name, provider, supervisor, stack.store, journal) for name in THREADS]
         with ThreadPoolExecutor(len(actors), thread_name_prefix="demo") as threads:
             going_on = list(threads.map(_unless_wrong, [actor.day for actor in actors]))
         if all(going_on):
@@ -60,11 +61,14 @@ def _unless_wrong(part: Callable[[], None]) -> bool:
 class Actor:
     """One agent thread and its sandbox."""
 
-    def __init__(self, name: str, provider: SandboxProvider, supervisor: SandboxProvider, journal: Journal) -> None:
+    def __init__(
+        self, name: str, provider: SandboxProvider, supervisor: SandboxProvider, store: Store, journal: Journal
+    ) -> None:
         self.name = name
         self.provider = provider
-        #: Another client, as another process would be: it cancels from elsewhere and looks things up.
+        #: Another client, as another process would be: it cancels from elsewhere.
         self.supervisor = supervisor
+        self.store = store
         self.journal = journal
         self.sandbox_id = ""
         self.node = ""
@@ -77,15 +81,16 @@ class Actor:
     def handle(self, provider: SandboxProvider) -> Sandbox:
         """A handle of a provider on the actor's sandbox."""
         handle = provider.get(self.sandbox_id)
-        expect(handle is not None, f"no handle for {self.sandbox_id}")
-        assert handle is not None
+        if handle is None:
+            raise Wrong(f"no handle for {self.sandbox_id}")
         return handle
 
     def info(self) -> SandboxInfo:
         """What the registry says of the actor's sandbox."""
-        found = [info for info in self.supervisor.list() if info.sandbox_id == self.sandbox_id]
-        expect(bool(found), f"the registry does not know {self.sandbox_id}")
-        return found[0]
+        found = self.store.sandbox(self.sandbox_id)
+        if found is None:
+            raise Wrong(f"the registry does not know {self.sandbox_id}")
+        return found
 
     def day(self) -> None:
         """Everything a thread does before its node may die."""
@@ -189,9 +194,8 @@ class Actor:
         Raises:
             Wrong: It was not, within 10 seconds.
         """
-        store = self.supervisor._client().store
         until = time.monotonic() + 10
-        while (view := store.op(op_id)) is None or view.state != "claimed":
+        while (view := self.store.op(op_id)) is None or view.state != "claimed":
             expect(time.monotonic() < until, f"operation {op_id} did not start: {view}")
             time.sleep(0.01)
 

@@ -25,7 +25,7 @@ from sandfleet.store import Store, open_store
 from sandfleet.store.link import Link
 from sandfleet.wire import SCHEDULER_QUEUE
 
-__all__ = ["Check", "backend_class", "examine", "register"]
+__all__ = ["COMMANDS", "Check", "backend_class", "examine"]
 
 _MAX_RUN_ROOT = 60
 _FREE_BYTES = 1024**3
@@ -49,24 +49,21 @@ class Check:
     advice: str = ""
 
 
-def register(group: click.Group) -> None:
-    """Add the command to the group."""
+@fleet_command("doctor", short_help="Find out what is missing, and what to do.")
+@pass_cli
+def doctor(cli: Cli) -> int:
+    """Look at everything a fleet needs on this machine, and at the fleet; say what to do about what is missing.
 
-    @fleet_command(group, "doctor")
-    @pass_cli
-    def doctor(cli: Cli) -> int:
-        """Look at everything a fleet needs on this machine, and at the fleet; say what to do about what is missing.
+    Exits with 1 when something failed; warnings do not count.
 
-        Exits with 1 when something failed; warnings do not count.
-
-        \b
-        Example:
-          sandfleet doctor --redis-url redis://:PASSWORD@10.0.0.5:6379/0
-        """
-        checks = list(examine(cli.settings()))
-        failed = sum(check.status == "fail" for check in checks)
-        cli.show({"ok": not failed, "checks": [asdict(check) for check in checks]}, lambda: _show(checks))
-        return 1 if failed else 0
+    \b
+    Example:
+      sandfleet doctor --redis-url redis://:PASSWORD@10.0.0.5:6379/0
+    """
+    checks = list(examine(cli.settings()))
+    failed = sum(check.status == "fail" for check in checks)
+    cli.show({"ok": not failed, "checks": [asdict(check) for check in checks]}, lambda: _show(checks))
+    return 1 if failed else 0
 
 
 def _show(checks: list[Check]) -> None:
@@ -311,3 +308,6 @@ def _scheduler(store: Store, answering: list[str]) -> Check:
     if waiting > 100 * len(schedulers):
         return Check("scheduler", "warn", found, "requests pile up; start another `sandfleet scheduler`")
     return Check("scheduler", "ok", found)
+
+
+COMMANDS = (doctor,)

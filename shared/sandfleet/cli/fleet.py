@@ -4,90 +4,85 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
-from sandfleet.cli.context import Cli, fleet_command, pass_cli
+from sandfleet.cli.context import Cli, fleet_command, pass_cli, signals_as_interrupt
 from sandfleet.cli.output import note
 from sandfleet.cli.running import Announcement
 from sandfleet.config import Settings
 from sandfleet.connection import check_url, redacted
 from sandfleet.stack import Stack, child_environ
 
-__all__ = ["register"]
+__all__ = ["COMMANDS"]
 
 _WATCH_S = 0.5
 
 
-def register(group: click.Group) -> None:
-    """Add the commands to the group."""
+@fleet_command("up", short_help="Run a whole fleet on this machine.")
+@click.option("--nodes", type=click.IntRange(1, 64), default=1, show_default=True, help="Node processes to run.")
+@click.option("--replicas", type=click.IntRange(1, 100_000), help="Sandboxes each node holds at most.  [16]")
+@click.option("--backend", help="What a sandbox is: local (bubblewrap) or mock.  [local]")
+@click.option("--data-root", type=click.Path(file_okay=False, path_type=Path), help="Where threads' files lie.")
+@click.option("--durable", is_flag=True, help="The private Redis writes every change to disk.")
+@pass_cli
+def up(cli: Cli, /, nodes: int, durable: bool, **given: Any) -> int:
+    """Run a whole fleet on this machine, in the foreground: Redis, a scheduler and nodes.
 
-    @fleet_command(group, "up")
-    @click.option("--nodes", type=click.IntRange(1, 64), default=1, show_default=True, help="Node processes to run.")
-    @click.option("--replicas", type=click.IntRange(1, 100_000), help="Sandboxes each node holds at most.  [16]")
-    @click.option("--backend", help="What a sandbox is: local (bubblewrap) or mock.  [local]")
-    @click.option("--data-root", type=click.Path(file_okay=False, path_type=Path), help="Where threads' files lie.")
-    @click.option("--durable", is_flag=True, help="The private Redis writes every change to disk.")
-    @pass_cli
-    def up(cli: Cli, /, nodes: int, durable: bool, **given: Any) -> int:
-        """Run a whole fleet on this machine, in the foreground: Redis, a scheduler and nodes.
+    A private Redis is started unless --redis-url, SANDFLEET_REDIS_URL or REDIS_URL names one. While it runs, your
+    other sandfleet commands find it by themselves. Ctrl-C ends everything.
 
-        A private Redis is started unless --redis-url, SANDFLEET_REDIS_URL or REDIS_URL names one. While it runs, your
-        other sandfleet commands find it by themselves. Ctrl-C ends everything.
+    \b
+    Example:
+      sandfleet up --nodes 2
+      sandfleet exec --thread alice -- uname -a       (in another terminal)
+    """
+    return _up(cli, nodes, durable, given)
 
-        \b
-        Example:
-          sandfleet up --nodes 2
-          sandfleet exec --thread alice -- uname -a       (in another terminal)
-        """
-        return _up(cli, nodes, durable, given)
 
-    @fleet_command(group, "scheduler")
-    @click.option("--loglevel", default="INFO", show_default=True)
-    @pass_cli
-    def scheduler(cli: Cli, loglevel: str) -> NoReturn:
-        """Run one scheduler. Any number may run; they share their work.
+@fleet_command("scheduler")
+@click.option("--loglevel", default="INFO", show_default=True)
+@pass_cli
+def scheduler(cli: Cli, loglevel: str) -> NoReturn:
+    """Run one scheduler. Any number may run; they share their work.
 
-        \b
-        Example:
-          sandfleet scheduler --redis-url redis://:PASSWORD@10.0.0.5:6379/0
-        """
-        _become("sandfleet_scheduler", cli.settings(), ["--loglevel", loglevel])
+    \b
+    Example:
+      sandfleet scheduler --redis-url redis://:PASSWORD@10.0.0.5:6379/0
+    """
+    _become("sandfleet_scheduler", cli.settings(), ["--loglevel", loglevel])
 
-    @fleet_command(group, "worker")
-    @click.option("--node-id", metavar="ID", help="This node's id.  [first free <host>-<n>]")
-    @click.option("--replicas", type=click.IntRange(1, 100_000), help="Sandboxes this node holds at most.  [16]")
-    @click.option("--backend", "backends", multiple=True, help="A backend to offer; may be repeated.  [local]")
-    @click.option("--data-root", type=click.Path(file_okay=False, path_type=Path), help="Where threads' files lie.")
-    @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="What placement may ask for.")
-    @click.option("--concurrency", type=click.IntRange(1, 256), help="Threads that start operations.  [8]")
-    @click.option("--loglevel", default="INFO", show_default=True)
-    @pass_cli
-    def worker(
-        cli: Cli, /, loglevel: str, backends: tuple[str, ...], labels: tuple[str, ...], **given: Any
-    ) -> NoReturn:
-        """Run one node: it takes sandboxes for as long as it runs. It only dials out, to Redis.
 
-        \b
-        Example, on any machine that reaches Redis:
-          sandfleet worker --redis-url redis://:PASSWORD@10.0.0.5:6379/0 --replicas 32
-        """
-        wrong = [label for label in labels if not re.fullmatch(r"[^=,]+=[^,]*", label)]
-        if wrong:
-            raise click.BadParameter(f"{wrong[0]!r} is not KEY=VALUE (without commas)", param_hint="--label")
-        if backends:
-            given.update(backend=backends[0], backends=backends)
-        if labels:
-            given["labels"] = dict(label.split("=", 1) for label in labels)
-        _become("sandfleet_workers", cli.settings(**given), ["--loglevel", loglevel])
+@fleet_command("worker")
+@click.option("--node-id", metavar="ID", help="This node's id.  [first free <host>-<n>]")
+@click.option("--replicas", type=click.IntRange(1, 100_000), help="Sandboxes this node holds at most.  [16]")
+@click.option("--backend", "backends", multiple=True, help="A backend to offer; may be repeated.  [local]")
+@click.option("--data-root", type=click.Path(file_okay=False, path_type=Path), help="Where threads' files lie.")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="What placement may ask for.")
+@click.option("--concurrency", type=click.IntRange(1, 256), help="Threads that start operations.  [8]")
+@click.option("--loglevel", default="INFO", show_default=True)
+@pass_cli
+def worker(cli: Cli, /, loglevel: str, backends: tuple[str, ...], labels: tuple[str, ...], **given: Any) -> NoReturn:
+    """Run one node: it takes sandboxes for as long as it runs. It only dials out, to Redis.
+
+    \b
+    Example, on any machine that reaches Redis:
+      sandfleet worker --redis-url redis://:PASSWORD@10.0.0.5:6379/0 --replicas 32
+    """
+    wrong = [label for label in labels if not re.fullmatch(r"[^=,]+=[^,]*", label)]
+    if wrong:
+        raise click.BadParameter(f"{wrong[0]!r} is not KEY=VALUE (without commas)", param_hint="--label")
+    if backends:
+        given.update(backend=backends[0], backends=backends)
+    if labels:
+        given["labels"] = dict(label.split("=", 1) for label in labels)
+    _become("sandfleet_workers", cli.settings(**given), ["--loglevel", loglevel])
 
 
 def _become(package: str, settings: Settings, arguments: list[str]) -> NoReturn:
@@ -106,7 +101,7 @@ def _up(cli: Cli, nodes: int, durable: bool, given: dict[str, Any]) -> int:
     prefix = "node" if redis_url is None else _host()
     announcement = Announcement(settings.run_root)
     try:
-        with _signals_as_interrupt():
+        with signals_as_interrupt():
             stack = Stack(
                 [f"{prefix}-{n + 1}" for n in range(nodes)],
                 redis_url=redis_url,
@@ -194,21 +189,4 @@ def _watch(stack: Stack) -> int:
         never.wait(_WATCH_S)
 
 
-class _signals_as_interrupt:  # noqa: N801  (reads as a statement)
-    """SIGTERM and SIGHUP end ``up`` as Ctrl-C does: in order, with nothing left behind.
-
-    SIGINT too, because a shell starts its background jobs with SIGINT ignored.
-    """
-
-    _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, self._interrupt) for number in self._NUMBERS}
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    @staticmethod
-    def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
+COMMANDS = (up, scheduler, worker)

@@ -15,72 +15,72 @@ from sandfleet.errors import SandboxNotFound
 from sandfleet.model import NodeView, SandboxInfo
 from sandfleet.store.base import OpView, Store
 
-__all__ = ["op_document", "register", "story_of"]
+__all__ = ["COMMANDS", "op_document", "story_of"]
 
 
-def register(group: click.Group) -> None:
-    """Add the commands to the group."""
+@fleet_command("ls", short_help="List the sandboxes.")
+@click.option("--thread", "-t", metavar="T", help="Only this thread's.")
+@click.option("--user", "-u", metavar="U", help="Only this user's.")
+@click.option("--node", metavar="ID", help="Only on this node.")
+@pass_cli
+def ls(cli: Cli, thread: str | None, user: str | None, node: str | None) -> None:
+    """List the sandboxes: whose they are, where they live, what state they are in.
 
-    @fleet_command(group, "ls")
-    @click.option("--thread", "-t", metavar="T", help="Only this thread's.")
-    @click.option("--user", "-u", metavar="U", help="Only this user's.")
-    @click.option("--node", metavar="ID", help="Only on this node.")
-    @pass_cli
-    def ls(cli: Cli, thread: str | None, user: str | None, node: str | None) -> None:
-        """List the sandboxes: whose they are, where they live, what state they are in.
+    A warm one runs with nobody in it, ready for its thread.
 
-        A warm one runs with nobody in it, ready for its thread.
+    \b
+    Example:
+      sandfleet ls --user 42
+    """
+    with cli.store() as store:
+        found = store.sandboxes(node_id=node, thread_id=thread, user_id=user)
+        now_s = store.now_ms() / 1000
+    cli.show({"sandboxes": [asdict(info) for info in found]}, lambda: _show_sandboxes(found, now_s))
 
-        \b
-        Example:
-          sandfleet ls --user 42
-        """
-        with cli.store() as store:
-            found = store.sandboxes(node_id=node, thread_id=thread, user_id=user)
-            now_s = store.now_ms() / 1000
-        cli.show({"sandboxes": [asdict(info) for info in found]}, lambda: _show_sandboxes(found, now_s))
 
-    @fleet_command(group, "nodes")
-    @pass_cli
-    def nodes(cli: Cli) -> None:
-        """List the nodes: whether they live, how full they are, what they offer.
+@fleet_command("nodes", short_help="List the nodes.")
+@pass_cli
+def nodes(cli: Cli) -> None:
+    """List the nodes: whether they live, how full they are, what they offer.
 
-        \b
-        Example:
-          sandfleet nodes --json
-        """
-        with cli.store() as store:
-            found, now_s = store.nodes(), store.now_ms() / 1000
-        cli.show({"nodes": [asdict(node) for node in found]}, lambda: _show_nodes(found, now_s))
+    \b
+    Example:
+      sandfleet nodes --json
+    """
+    with cli.store() as store:
+        found, now_s = store.nodes(), store.now_ms() / 1000
+    cli.show({"nodes": [asdict(node) for node in found]}, lambda: _show_nodes(found, now_s))
 
-    @fleet_command(group, "ops")
-    @click.option("--node", metavar="ID", help="Only on this node.")
-    @click.option("--limit", type=click.IntRange(1, 10_000), default=200, show_default=True)
-    @pass_cli
-    def ops(cli: Cli, node: str | None, limit: int) -> None:
-        """List the operations that wait or run, oldest first. `sandfleet cancel OP` ends one.
 
-        \b
-        Example:
-          sandfleet ops --node node-1
-        """
-        with cli.store() as store:
-            found, now_ms = store.ops(node_id=node, limit=limit), store.now_ms()
-        cli.show({"ops": [op_document(view) for view in found]}, lambda: _show_ops(found, now_ms))
+@fleet_command("ops", short_help="List the operations that wait or run.")
+@click.option("--node", metavar="ID", help="Only on this node.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=200, show_default=True)
+@pass_cli
+def ops(cli: Cli, node: str | None, limit: int) -> None:
+    """List the operations that wait or run, oldest first. `sandfleet cancel OP` ends one.
 
-    @fleet_command(group, "story")
-    @click.argument("key", metavar="ID")
-    @pass_cli
-    def story(cli: Cli, key: str) -> None:
-        """Tell what happened to a sandbox, a node or an operation, as a time line. Stories are kept a day.
+    \b
+    Example:
+      sandfleet ops --node node-1
+    """
+    with cli.store() as store:
+        found, now_ms = store.ops(node_id=node, limit=limit), store.now_ms()
+    cli.show({"ops": [op_document(view) for view in found]}, lambda: _show_ops(found, now_ms))
 
-        \b
-        Example:
-          sandfleet story 3f9a1c22
-        """
-        with cli.store() as store:
-            told = story_of(store, key)
-        cli.show(told, lambda: _show_story(told))
+
+@fleet_command("story", short_help="Tell what happened to a sandbox, node or op.")
+@click.argument("key", metavar="ID")
+@pass_cli
+def story(cli: Cli, key: str) -> None:
+    """Tell what happened to a sandbox, a node or an operation, as a time line. Stories are kept a day.
+
+    \b
+    Example:
+      sandfleet story 3f9a1c22
+    """
+    with cli.store() as store:
+        told = story_of(store, key)
+    cli.show(told, lambda: _show_story(told))
 
 
 # --- tables ------------------------------------------------------------------------------------
@@ -204,3 +204,6 @@ def _show_story(told: dict[str, Any]) -> None:
             if key not in ("at_ms", "event")
         )
         click.echo(f"{clock}  +{(at_ms - began) / 1000:<8.3f} {printable(event['event']):<14} {facts}".rstrip())
+
+
+COMMANDS = (ls, nodes, ops, story)

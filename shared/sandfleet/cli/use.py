@@ -16,54 +16,49 @@ from sandfleet.ids import new_op_id
 from sandfleet.model import CommandResult
 from sandfleet.sandbox import Sandbox
 
-__all__ = ["command_of", "exit_code_of", "register"]
+__all__ = ["COMMANDS", "command_of", "exit_code_of"]
 
 _TIMED_OUT = 124
 _SHELL_WORDS = frozenset("|&;<>()$`\\\"' \t\n*?[]#~={}!")
 
 
-def register(group: click.Group) -> None:
-    """Add the commands to the group."""
+@fleet_command(
+    "exec", short_help="Run a command in a thread's sandbox.", context_settings={"allow_interspersed_args": False}
+)
+@click.option("--thread", "-t", required=True, metavar="T", help="Whose sandbox: it is made if there is none.")
+@click.option("--user", "-u", metavar="U", help="The thread's user.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), metavar="S", help="End it after S s.")
+@click.option("--cwd", metavar="DIR", help="Where it starts.  [/mnt/user-data/workspace]")
+@click.option("--env", "-e", multiple=True, metavar="K=V", help="A further environment variable; may be repeated.")
+@click.option("--no-stdin", "-n", is_flag=True, help="Do not pass on what is piped in.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@pass_cli
+def execute(cli: Cli, /, thread: str, user: str | None, no_stdin: bool, command: tuple[str, ...], **how: Any) -> int:
+    """Run a command in a thread's sandbox and exit with its exit code.
 
-    @fleet_command(group, "exec", context_settings={"allow_interspersed_args": False})
-    @click.option("--thread", "-t", required=True, metavar="T", help="Whose sandbox: it is made if there is none.")
-    @click.option("--user", "-u", metavar="U", help="The thread's user.")
-    @click.option(
-        "--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), metavar="S", help="End it after S s."
-    )
-    @click.option("--cwd", metavar="DIR", help="Where it starts.  [/mnt/user-data/workspace]")
-    @click.option("--env", "-e", multiple=True, metavar="K=V", help="A further environment variable; may be repeated.")
-    @click.option("--no-stdin", "-n", is_flag=True, help="Do not pass on what is piped in.")
-    @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-    @pass_cli
-    def execute(
-        cli: Cli, /, thread: str, user: str | None, no_stdin: bool, command: tuple[str, ...], **how: Any
-    ) -> int:
-        """Run a command in a thread's sandbox and exit with its exit code.
+    One argument is a shell line, several are a program and its arguments. Output and errors arrive on their own
+    streams. 124 is a timeout, 128+N the end by signal N.
 
-        One argument is a shell line, several are a program and its arguments. Output and errors arrive on their own
-        streams. 124 is a timeout, 128+N the end by signal N.
-
-        \b
-        Examples:
-          sandfleet exec --thread alice -- python3 -c 'print(6 * 7)'
-          sandfleet exec --thread alice -- 'ls -la | wc -l'
-          cat data.csv | sandfleet exec --thread alice -- 'cat > data.csv'
-        """
-        how["env"] = _environment(how["env"])
-        stdin = None if no_stdin else _piped_in()
-        with cli.provider() as provider:
-            sandbox_id = provider.acquire(thread, user_id=user)
-            sandbox = provider.get(sandbox_id)
-            assert sandbox is not None  # the id was just given
-            try:
-                result = _run(sandbox, command_of(command), stdin, how)
-            finally:
-                provider.release(sandbox_id)
-        code = exit_code_of(result)
-        document = {**result, "sandbox_id": sandbox_id, "thread_id": thread, "user_id": user, "exit_status": code}
-        cli.show(document, lambda: _pass_on(result))
-        return code
+    \b
+    Examples:
+      sandfleet exec --thread alice -- python3 -c 'print(6 * 7)'
+      sandfleet exec --thread alice -- 'ls -la | wc -l'
+      cat data.csv | sandfleet exec --thread alice -- 'cat > data.csv'
+    """
+    how["env"] = _environment(how["env"])
+    stdin = None if no_stdin else _piped_in()
+    with cli.provider() as provider:
+        sandbox_id = provider.acquire(thread, user_id=user)
+        sandbox = provider.get(sandbox_id)
+        assert sandbox is not None  # the id was just given
+        try:
+            result = _run(sandbox, command_of(command), stdin, how)
+        finally:
+            provider.release(sandbox_id)
+    code = exit_code_of(result)
+    document = {**result, "sandbox_id": sandbox_id, "thread_id": thread, "user_id": user, "exit_status": code}
+    cli.show(document, lambda: _pass_on(result))
+    return code
 
 
 def command_of(words: tuple[str, ...]) -> str | list[str]:
@@ -122,3 +117,6 @@ def _pass_on(result: CommandResult) -> None:
         note("sandfleet: somebody cancelled it")
     if result.timed_out:
         note(f"sandfleet: ended by its timeout after {result.duration_s:.1f} s")
+
+
+COMMANDS = (execute,)

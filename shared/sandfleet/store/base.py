@@ -9,16 +9,16 @@ The facts kept here (``{p}`` is the deployment's prefix):
 =========================  ==========================================================================
 ``{p}fleet``               hash: when this store first served a fleet; its absence means data was lost
 ``{p}nodes``               set of node ids; ``{p}node:{id}`` hash, ``{p}lease:{id}`` string incarnation + PX
-``{p}sandbox:{sid}``       hash: identity, node, incarnation, epoch, state, spec…
+``{p}sandbox:{sid}``       hash: identity, route (node, incarnation, epoch), state, spec…; ``{p}sandboxes`` zset of all
 ``{p}thread:{digest}``     hash: sandbox_id, data_id (home of its data), epoch of the last owner
 ``{p}id:{sid}``            string digest: whom a sandbox id belongs to
 ``{p}places:{node}``       zset sandbox id → reservation expiry (+inf once confirmed)
 ``{p}warm:{node}``         zset sandbox id → since when nobody is in it
 ``{p}agents:{sid}``        zset agent → expiry;  ``{p}busy:{sid}`` zset op id → expiry
-``{p}waiting:{digest}``    list of acquires that wait for this thread's sandbox
+``{p}waiting:{digest}``    hash of acquires that wait for this thread's sandbox, and the last request for one
 ``{p}op:{op_id}``          hash: the op record;  ``{p}inflight:{node}`` zset op id → sequence
 ``{p}reply:{client}``      stream of replies
-``{p}blob:{id}:{n}``       chunks; ``{p}blobs`` zset + ``{p}bytes`` hash keep the byte budget
+``{p}blob:{id}:{n}``       chunks; ``{p}blob:{id}`` hash, ``{p}blobs`` zset and ``{p}bytes`` hash keep the byte budget
 ``{p}lock:{name}``         string token + PX;  ``{p}story:{id}`` list of recent transitions
 =========================  ==========================================================================
 """
@@ -27,11 +27,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState, NodeView, SandboxInfo, SandboxSpec
+from sandfleet.store.values import (
+    Acquired,
+    Claim,
+    Closed,
+    NodeRecord,
+    OpRecord,
+    OpView,
+    Push,
+    Recorded,
+    Renewal,
+    Reply,
+    Reserved,
+    Route,
+    Waiter,
+)
 
 __all__ = [
     "Acquired",
@@ -49,179 +63,6 @@ __all__ = [
     "Store",
     "Waiter",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Push:
-    """A ready-made Celery message that the same transaction LPUSHes: record and publish cannot part."""
-
-    queue: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Where a sandbox lives: the fact that routing looks up."""
-
-    sandbox_id: str
-    node_id: str
-    incarnation: str
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRecord:
-    """What a node says of itself when it announces."""
-
-    node_id: str
-    incarnation: str
-    replicas: int
-    data_id: str
-    backends: tuple[str, ...]
-    labels: Mapping[str, str] = field(default_factory=dict)
-    host: str = ""
-    pid: int = 0
-    version: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Renewal:
-    """The answer to a lease renewal. ``known`` False: the store lost its data, announce again."""
-
-    now_ms: int
-    state: NodeState
-    known: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Waiter:
-    """An acquire that waits: where its reply goes and which agent holds the sandbox once it lives."""
-
-    op_id: str
-    reply_to: str
-    agent: str
-    agent_ttl_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Acquired:
-    """What `Store.acquire` found. ``status`` is one of
-
-    live: ``route`` is set, the agent is now a holder, ``was_warm`` tells which pool it came from ·
-    creating: somebody else's creation is under way, the waiter is parked ·
-    requested: nothing lives; the waiter is parked and ``push`` was published (once per burst: with
-    other waiters already parked and a request younger than 2 s it is not published again).
-    """
-
-    status: str
-    route: Route | None = None
-    was_warm: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """What `Store.reserve` did. ``status`` is one of
-
-    reserved: ``route`` names the new owner and epoch, ``sandbox_id`` is fixed, a place is taken ·
-    live / creating: the thread has one already (nothing was taken; waiters of a live one were answered) ·
-    full: no place on that node · node_down: not alive, not ready, or another incarnation.
-    """
-
-    status: str
-    route: Route | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OpRecord:
-    """An operation as it is recorded before it is published.
-
-    ``expect`` says what the sandbox must be for the record to be taken: ``live`` (operations),
-    ``creating`` (node.create) or ``stopping`` (node.destroy). ``start_by_ms`` and ``deadline_ms``
-    are absolute store time; the record, its busy mark and its reply are dropped some time after
-    the deadline.
-    """
-
-    op_id: str
-    kind: str
-    route: Route
-    owner: str  # identity digest
-    start_by_ms: int
-    deadline_ms: int
-    reply_to: str = ""
-    describe: str = ""
-    expect: str = "live"
-    effect: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """What `Store.record` did. ``status`` is one of
-
-    recorded: written and pushed · duplicate: this op_id is known for the same sandbox and kind
-    (``state`` and, when done, ``reply`` tell the rest; nothing was pushed) · conflict: the op_id
-    belongs to another op · moved: the route is stale, ``route`` is the current one ·
-    not_found: no such sandbox, or not this owner's · lost · stopping · creating: the sandbox's
-    state does not serve · node_down: its node's lease lapsed · draining · busy: the node's inflight bound is reached.
-    """
-
-    status: str
-    now_ms: int = 0
-    route: Route | None = None
-    state: str = ""
-    reply: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What `Store.claim` decided. ``status`` is one of claimed, already (this incarnation claimed it
-    before: a second delivery), closed (answered already: tombstone, cancelled or done), stale (epoch,
-    node or incarnation is not current, or the lease lapsed), late (``start_by`` passed; the record stays
-    open for `finish` with QueueTimeout), gone (no record)."""
-
-    status: str
-    now_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """What one `close_incarnation` call did; call again while ``more``."""
-
-    not_started: int
-    unknown: int
-    sandboxes: tuple[str, ...]
-    more: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One entry of a reply stream: ``cursor`` is where to read on."""
-
-    cursor: str
-    op_id: str
-    payload: str
-
-
-@dataclass(frozen=True, slots=True)
-class OpView:
-    """An op record as ``sandfleet ops`` and late readers see it.
-
-    ``state``: recorded, claimed, done, closed. ``outcome``: "", ok, or an error code.
-    """
-
-    op_id: str
-    kind: str
-    sandbox_id: str
-    node_id: str
-    incarnation: str
-    state: str
-    outcome: str
-    describe: str
-    recorded_at_ms: int
-    claimed_at_ms: int | None
-    finished_at_ms: int | None
-    deadline_ms: int
-    reply: str | None = None
-    reply_to: str = ""
 
 
 class Store(ABC):
@@ -247,6 +88,7 @@ class Store(ABC):
 
         Raises:
             NodeIdInUse: Another incarnation holds an unexpired lease.
+            LeaseLost: This incarnation was closed (`close_incarnation` with None, or state gone); it stays so.
         """
 
     @abstractmethod
@@ -283,8 +125,9 @@ class Store(ABC):
         Each call handles up to ``limit`` inflight entries, in the order they were recorded: unclaimed →
         tombstone + reply NotStarted; claimed with effect → OutcomeUnknown; claimed without → NotStarted. A later
         claim or finish of those ops finds them closed. Sandboxes of the closed incarnations become lost
-        (kept 10 min so that callers get a clear answer; epoch kept), their places are freed; for sandboxes in creation the waiters get
-        NotStarted. ``reason`` goes into messages and stories.
+        (kept 10 min so that callers get a clear answer; epoch kept), their places are freed; for sandboxes in
+        creation the waiters get NotStarted. ``reason`` goes into messages and stories. An incarnation that is not
+        the current one closes nothing.
         """
 
     @abstractmethod
@@ -298,9 +141,12 @@ class Store(ABC):
     def acquire(self, identity: Identity, waiter: Waiter, *, wait_s: float, push: Push | None) -> Acquired:
         """The one-call acquire: see `Acquired`.
 
-        A live sandbox counts only while its node's lease is unexpired and the node is not draining/gone (a cordoned node
-        still serves its own). An expired ``creating`` reservation counts as nothing. ``wait_s`` bounds how long the
-        parked waiter is kept. The same waiter (op_id) parked twice is kept once.
+        A live sandbox counts only while its node's lease is unexpired and the node is not draining/gone (a
+        cordoned node still serves its own). An expired ``creating`` reservation counts as nothing. ``wait_s``
+        bounds how long the parked waiter is kept. The same waiter (op_id) parked twice is kept once.
+
+        Raises:
+            Busy: A thousand acquires wait for this thread already.
         """
 
     @abstractmethod
@@ -326,8 +172,8 @@ class Store(ABC):
         """Confirm: creating → live; every parked waiter becomes an agent and is answered with the route.
 
         Reply value: ``{"ok": {"sandbox_id", "node_id", "incarnation", "epoch", "new": true}}``. With no waiter left
-        the sandbox is warm at once. False (nothing done) if the reservation is not this route's any more: the caller must
-        destroy what it started.
+        the sandbox is warm at once. False (nothing done) if the reservation is not this route's any more or has
+        expired: the caller must destroy what it started.
         """
 
     @abstractmethod
@@ -340,12 +186,20 @@ class Store(ABC):
 
     @abstractmethod
     def adopt(self, identity: Identity, spec: SandboxSpec, route: Route, *, data_id: str) -> bool:
-        """A node re-announces a sandbox it holds after the store lost its data: live again if nothing newer
-        is known of the thread (epoch ≤ route.epoch) and a place is free or already this sandbox's. False: somebody newer owns it, destroy it."""
+        """A node re-announces a sandbox it holds after the store lost its data (or under a new incarnation): live
+        again if nothing newer is known of the thread (epoch ≤ route.epoch) and a place is free or already this
+        sandbox's. False: somebody newer owns it or it is being removed, destroy it.
+
+        Raises:
+            LeaseLost: The incarnation does not hold its node's lease; announce first (nothing is to be destroyed).
+        """
 
     @abstractmethod
     def release(self, sandbox_id: str, owner: str, agent: str) -> bool:
-        """The agent leaves; with no agent and no running op left the sandbox is warm. False if unknown or not the owner's."""
+        """The agent leaves; with no agent and no running op left the sandbox is warm.
+
+        False if unknown or not the owner's.
+        """
 
     @abstractmethod
     def renew_agents(self, agent: str, sandbox_ids: Sequence[str], *, ttl_s: float) -> list[str]:
@@ -355,18 +209,19 @@ class Store(ABC):
     def begin_stop(
         self, sandbox_id: str, *, owner: str | None, force: bool, reason: str, if_warm_before_ms: int | None = None
     ) -> Recorded:
-        """live → stopping. ``recorded`` with the route; not_found (also when ``owner`` is given and differs); busy: in use
-        (an unexpired agent or op) and not ``force``, or with ``if_warm_before_ms``: not warm or warm since later than that;
-        stopping: it already was (route given); lost: it was lost and is now forgotten; creating."""
+        """live → stopping. ``recorded`` with the route; not_found (also when ``owner`` is given and differs); busy: in
+        use (an unexpired agent or op) and not ``force``, or with ``if_warm_before_ms``: not warm or warm since later
+        than that; stopping: it already was (route given); lost: it was lost and is now forgotten; creating."""
 
     @abstractmethod
     def stopped(self, route: Route) -> bool:
-        """Removal is confirmed: the place is free, the record gone, the thread's home stays. False if not this route's."""
+        """Removal is confirmed: the place is free, the record gone, the thread's home stays; acquires that were parked
+        meanwhile are requested again. False if not this route's or lost."""
 
     @abstractmethod
     def lost(self, route: Route, *, reason: str) -> bool:
-        """The owner noticed the death of its sandbox: live/creating → lost, place freed. Claimed ops are left to the node.
-        False if not this route's."""
+        """The owner noticed the death of its sandbox: live/creating → lost, place freed. Claimed ops are left to the
+        node. False if not this route's, stopping (`stopped` follows) or lost already."""
 
     @abstractmethod
     def sweep(self, node_id: str, incarnation: str) -> list[tuple[str, int]]:
@@ -418,8 +273,9 @@ class Store(ABC):
 
     @abstractmethod
     def cancel(self, op_id: str) -> OpView | None:
-        """Cancel: an unclaimed op is closed and its client answered with Cancelled (state closed in the view); a claimed one is
-        flagged and returned (state claimed) so that the caller can tell its node; done/closed ones are returned as they are."""
+        """Cancel: an unclaimed op is closed and its client answered with Cancelled (state closed in the view); a
+        claimed one is flagged and returned (state claimed) so that the caller can tell its node; done/closed ones are
+        returned as they are."""
 
     @abstractmethod
     def op(self, op_id: str) -> OpView | None:
@@ -445,12 +301,15 @@ class Store(ABC):
 
     @abstractmethod
     def read_replies(self, client: str, cursor: str, *, block_s: float) -> list[Reply]:
-        """Entries after ``cursor`` ("0" = from the start), waiting up to ``block_s`` for the first. Uses a connection of its own:
-        one reader thread per client calls this."""
+        """Entries after ``cursor`` ("0" = from the start), up to 500, waiting up to ``block_s`` for the first. Uses a
+        connection of its own: one reader thread per client calls this."""
 
     @abstractmethod
     def reply(self, waiter: Waiter, payload: str) -> bool:
-        """Append one reply for an acquire outside a transition (errors of the scheduler). False if the client is gone."""
+        """Append one reply for an acquire outside a transition (errors of the scheduler).
+
+        False if the client is gone.
+        """
 
     # --- blobs: bytes above the inline limit -------------------------------------------------
 
@@ -486,7 +345,10 @@ class Store(ABC):
 
     @abstractmethod
     def story(self, key: str) -> list[dict[str, Any]]:
-        """The recent transitions of one sandbox or node, oldest first: ``{"at_ms", "event", …}``. At most 100, kept a day."""
+        """The recent transitions of one sandbox or node, oldest first: ``{"at_ms", "event", …}``.
+
+        At most 100, kept a day.
+        """
 
     @abstractmethod
     def keys(self) -> list[str]:

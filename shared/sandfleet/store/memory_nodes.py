@@ -65,6 +65,9 @@ class MemoryNodes(MemoryState, Store):
             if node.state != state:
                 node.state = state
                 self._tell(node_id, "state", state=str(state))
+            if state == NodeState.GONE:
+                self._leases.drop(node_id)
+                node.retired = node.record.incarnation
             return True
 
     def nodes(self) -> list[NodeView]:
@@ -107,6 +110,8 @@ class MemoryNodes(MemoryState, Store):
                 return Closed(0, 0, (), more=False)
             closed, doubtful, more = self._close_ops(node_id, incarnation, reason, limit)
             lost, more_sandboxes = self._close_sandboxes(node_id, incarnation, reason, limit)
+            if incarnation is None and not (more or more_sandboxes):
+                self.queues.pop(f"sandfleet.node.{node_id}", None)
             return Closed(closed, doubtful, tuple(lost), more or more_sandboxes)
 
     def _close_ops(self, node_id: str, kept: str | None, reason: str, limit: int) -> tuple[int, int, bool]:

@@ -3170,6 +3170,8 @@ def main(argv: List[str]) -> NoReturn:
     ):
         sys.stderr.write("usage: sandboxd.py (--socket PATH | --tcp HOST:PORT) [--log FILE]\n")
         sys.exit(2)
+    # A descriptor inherited by mistake (a host directory, say) would be a way out through "..".
+    os.closerange(3, 65536)
     try:
         server = start(options)
     except Exception as exc:  # noqa: BLE001 - the caller is answered, whatever it was

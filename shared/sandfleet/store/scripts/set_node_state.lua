@@ -1,4 +1,4 @@
--- Cordon, drain or open a node.
+-- Cordon, drain or open a node; one that is gone has given up its lease and its incarnation.
 -- KEYS  1 prefix
 -- ARGV  1 node  2 state
 -- Returns 1, or 0 if there is no such node (a retired one comes back by announcing only).
@@ -6,6 +6,10 @@
 local key = P .. 'node:' .. A[1]
 local state = call('HGET', key, 'state')
 if not state or state == 'gone' then return 0 end
+if A[2] == 'gone' then
+  call('DEL', P .. 'lease:' .. A[1])
+  call('HSET', key, 'retired', call('HGET', key, 'incarnation'))
+end
 if state ~= A[2] then
   call('HSET', key, 'state', A[2])
   story(A[1], now_ms(), 'state', text('state', A[2]))
