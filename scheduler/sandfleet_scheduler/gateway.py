@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from celery import Task
 from celery.canvas import Signature
 
+from sandfleet import blobs
 from sandfleet.acquiring import acquire_steps
 from sandfleet.celery_app import queue_of
 from sandfleet.client import Client
@@ -26,7 +27,7 @@ from sandfleet.ops import CONTENT_KINDS, MAX_TIMEOUT_S, OPS, describe, lanes_of,
 from sandfleet.refusals import refusal
 from sandfleet.steps import drive
 from sandfleet.store.base import OpRecord, Route
-from sandfleet.wire import OpMessage, encode_content, node_queue
+from sandfleet.wire import OpMessage, node_queue
 from sandfleet_scheduler.results import PLAIN_CALLERS, remember
 from sandfleet_scheduler.service import Scheduler
 
@@ -125,7 +126,7 @@ class Gateway:
             route,
             lanes_of(kind, parsed, route.sandbox_id, f"celery.{op_id}"),
             parsed,
-            encode_content(content),
+            blobs.pack_bytes(self._client.store, content, client=PLAIN_CALLERS, ttl_s=queue_s + run_s),
             start_by_ms,
             deadline_ms,
             PLAIN_CALLERS,

@@ -33,8 +33,9 @@ def queue_of(name: str) -> Queue:
 def celery_app(settings: Settings | None = None, *, name: str = "sandfleet") -> Celery:
     """An app whose ``send_task("sandbox.execute_command", kwargs={"thread_id": …, "command": …})`` works.
 
-    Routes: a task that names a sandbox goes to the node that holds it; everything else to the shared queue
-    ``sandfleet.ops``, where a scheduler acquires the sandbox and forwards the task.
+    Routes: every operation goes to the shared queue ``sandfleet.ops``, where a scheduler acquires the sandbox, records
+    the operation and forwards the task to its node. (Straight to the node it would travel unrecorded, and a node
+    that dies could not be answered for.)
 
     Raises:
         InsecureRedis: The Redis URL is neither loopback nor has a password.

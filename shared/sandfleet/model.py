@@ -171,6 +171,10 @@ class Health:
         return self.status == "alive"
 
 
+def _texts(value: object) -> dict[str, str]:
+    return {str(key): str(text) for key, text in value.items()} if isinstance(value, Mapping) else {}
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """What kind of sandbox is wanted. Equal specs have equal digests, so sandboxes of one spec are interchangeable.
@@ -197,8 +201,8 @@ class SandboxSpec:
         return cls(
             backend=str(data.get("backend", "local")),
             image=str(data.get("image", "")),
-            env={str(k): str(v) for k, v in (data.get("env") or {}).items()},
-            labels={str(k): str(v) for k, v in (data.get("labels") or {}).items()},
+            env=_texts(data.get("env")),
+            labels=_texts(data.get("labels")),
         )
 
 

@@ -26,7 +26,7 @@ class Pending:
     ``payload`` is the reply JSON, or None when the op record is gone and nobody can tell.
     """
 
-    __slots__ = ("_box", "_deliver", "_done", "checked_at", "foreign", "op_id", "recorded", "since")
+    __slots__ = ("_box", "_deliver", "_done", "_lock", "checked_at", "foreign", "op_id", "recorded", "since")
 
     def __init__(self, op_id: str, *, foreign: bool = False, recorded: bool = True) -> None:
         self.op_id = op_id
@@ -38,12 +38,19 @@ class Pending:
         self._box: SimpleQueue[str | None] = SimpleQueue()
         self._deliver: Callable[[str | None], None] = self._box.put
         self._done = False
+        self._lock = threading.Lock()
 
     def deliver(self, payload: str | None) -> None:
         """Give the payload; a second one is dropped."""
-        if not self._done:
+        with self._lock:
+            if self._done:
+                return
             self._done = True
-            self._deliver(payload)
+            hand_over = self._deliver
+            if hand_over == self._box.put:
+                self._box.put(payload)  # under the lock, so that `forward` finds it
+                return
+        hand_over(payload)
 
     def wait(self, timeout_s: float) -> str | None:
         """The payload.
@@ -58,11 +65,13 @@ class Pending:
 
     def forward(self, deliver: Callable[[str | None], None]) -> None:
         """Hand the payload to ``deliver`` instead of `wait` (an event loop does)."""
-        self._deliver = deliver
-        try:
-            deliver(self._box.get_nowait())
-        except Empty:
-            pass
+        with self._lock:
+            self._deliver = deliver
+            try:
+                payload = self._box.get_nowait()
+            except Empty:
+                return
+        deliver(payload)
 
 
 class ReplyReader:

@@ -52,7 +52,7 @@ def test_long_lives_keep_every_promise(fresh_redis_url: str, seed: int) -> None:
     names, weights = list(LIVES), [weight for weight, _ in LIVES.values()]
     try:
         machine.start()
-        for _ in range(int(os.environ.get("SANDFLEET_STEPS", "250"))):
+        for _ in range(int(os.environ.get("SANDFLEET_STEPS", "300"))):
             name = dice.choices(names, weights)[0]
             if name in ("claim", "finish", "cancel", "record_again") and not machine.ops:
                 continue
@@ -81,7 +81,7 @@ def test_both_stores_live_the_same_lives_and_keep_every_promise(fresh_redis_url:
     run_state_machine_as_test(
         machine_at(fresh_redis_url),
         settings=settings(
-            max_examples=int(os.environ.get("SANDFLEET_EXAMPLES", "30")),
+            max_examples=int(os.environ.get("SANDFLEET_EXAMPLES", "20")),
             stateful_step_count=40,
             deadline=None,
             derandomize="CI" in os.environ,

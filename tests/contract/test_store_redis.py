@@ -141,6 +141,7 @@ def test_killed_connections_are_replaced(redis_world: RedisWorld) -> None:
         assert world.store.nodes()[0].alive
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_uses_connections_of_its_own(redis_world: RedisWorld) -> None:
     world = redis_world
     world.announce()

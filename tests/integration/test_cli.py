@@ -207,7 +207,16 @@ def test_doctor_finds_a_fleet_in_order(ask: Ask) -> None:
 
 
 def test_without_redis_every_command_says_how_to_start_a_fleet(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["ls"], ["nodes"], ["ops"], ["exec", "-t", "a", "--", "ls"], ["cancel", "x"], ["drain", "n"]):
+    for words in (
+        ["ls"],
+        ["nodes"],
+        ["ops"],
+        ["exec", "-t", "a", "--", "ls"],
+        ["cancel", "x"],
+        ["drain", "n"],
+        ["worker"],
+        ["scheduler"],
+    ):
         assert main(["--redis-url", _NOBODY, *words]) == 3, words
         assert "sandfleet up" in capsys.readouterr().err
     assert main(["ls", "--json", "--redis-url", _NOBODY]) == 3

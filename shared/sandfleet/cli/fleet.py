@@ -17,8 +17,9 @@ from sandfleet.cli.context import Cli, fleet_command, pass_cli, signals_as_inter
 from sandfleet.cli.output import note
 from sandfleet.cli.running import Announcement
 from sandfleet.config import Settings
-from sandfleet.connection import check_url, redacted
+from sandfleet.connection import redacted
 from sandfleet.stack import Stack, child_environ
+from sandfleet.store import open_store
 
 __all__ = ["COMMANDS"]
 
@@ -82,12 +83,19 @@ def worker(cli: Cli, /, loglevel: str, backends: tuple[str, ...], labels: tuple[
         given.update(backend=backends[0], backends=backends)
     if labels:
         given["labels"] = dict(label.split("=", 1) for label in labels)
-    _become("sandfleet_workers", cli.settings(**given), ["--loglevel", loglevel])
+    settings = cli.settings(**given)
+    # In the environment too, but `ps` should tell nodes apart.
+    named = ["--node-id", settings.node_id] if settings.node_id else []
+    _become("sandfleet_workers", settings, [*named, "--loglevel", loglevel])
 
 
 def _become(package: str, settings: Settings, arguments: list[str]) -> NoReturn:
     """Turn this process into a role, which signals and supervisors then see as the command they started."""
-    check_url(settings.redis_url, allow_insecure=settings.allow_insecure_redis)
+    store = open_store(settings.redis_url, settings.prefix, allow_insecure=settings.allow_insecure_redis)
+    try:
+        store.now_ms()  # a Redis that is away is told better from here
+    finally:
+        store.close()
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", package, *arguments], child_environ(settings))
 

@@ -129,7 +129,7 @@ class Readers:
         self._url = url
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._closed = False
+        self._closed = threading.Event()
         self._open: dict[str, Any] = {}
 
     def read(self, client: str, key: str, cursor: str, block_s: float) -> list[Reply]:
@@ -138,7 +138,7 @@ class Readers:
         while True:
             wait_ms = min(_SLICE_MS, int((until - time.monotonic()) * 1000))
             found = self._read_once(client, key, cursor, wait_ms)
-            if found or wait_ms < _SLICE_MS or self._closed:
+            if found or wait_ms < _SLICE_MS or self._closed.is_set():
                 return found
 
     def drop(self, client: str) -> None:
@@ -150,7 +150,7 @@ class Readers:
 
     def close(self) -> None:
         """Wake every reader; it gets no entries, and later reads raise."""
-        self._closed = True
+        self._closed.set()
         with self._lock:
             conns = list(self._open.values())
         for conn in conns:
@@ -167,7 +167,7 @@ class Readers:
             raise translate(exc, self._url) from exc
         except (redis.RedisError, ValueError, AttributeError, OSError) as exc:
             self.drop(client)
-            if self._closed:
+            if self._closed.is_set():
                 return []
             if isinstance(exc, redis.RedisError):
                 raise translate(exc, self._url) from exc
@@ -182,7 +182,7 @@ class Readers:
         if self._pid != os.getpid():
             # The parent's reader still uses these; closing our copies does not disturb it.
             self._lock, self._open, self._pid = threading.Lock(), {}, os.getpid()
-        if self._closed:
+        if self._closed.is_set():
             raise StoreUnavailable("the store is closed", reason="closed")
         with self._lock:
             conn = self._open.get(client)
@@ -196,7 +196,7 @@ class Readers:
             raise translate(exc, self._url) from exc
         with self._lock:
             self._open[client] = conn
-        if self._closed:  # `close` may have looked just before
+        if self._closed.is_set():  # `close` may have looked just before
             _wake(conn)
         return conn
 

@@ -136,7 +136,8 @@ class Recorded:
     (``state`` and, when done, ``reply`` tell the rest; nothing was pushed) · conflict: the op_id
     belongs to another op · moved: the route is stale, ``route`` is the current one ·
     not_found: no such sandbox, or not this owner's · lost · stopping · creating: the sandbox's
-    state does not serve · live: ``expect`` was creating or stopping, and it is live on this very route · node_down: its node's lease lapsed · draining · busy: the node's inflight bound is reached.
+    state does not serve · live: ``expect`` was creating or stopping, and it is live on this very route ·
+    node_down: its node's lease lapsed · draining · busy: the node's inflight bound is reached.
     """
 
     status: str
