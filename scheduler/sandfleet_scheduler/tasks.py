@@ -44,6 +44,7 @@ def scheduler_app(settings: Settings) -> Celery:
         worker_concurrency=settings.concurrency,
     )
     client = Client(settings)
+    client.now_ms()  # a Redis that does not answer is told in one line, before Celery begins to retry
     scheduler = Scheduler(client)
     gateway = Gateway(settings, scheduler)
 

@@ -65,6 +65,7 @@ def celery_app(settings: Settings | None = None, *, name: str = "sandfleet") -> 
         worker_prefetch_multiplier=0,
         worker_send_task_events=settings.task_events,
         worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,

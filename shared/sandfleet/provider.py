@@ -13,7 +13,7 @@ from sandfleet.acquiring import ON_LOST, acquire_steps, send_lifecycle
 from sandfleet.calls import cancel_steps
 from sandfleet.client import Client, Target
 from sandfleet.config import Settings
-from sandfleet.errors import InvalidArgument, NotSupported, SandboxNotFound, SandfleetError, from_wire
+from sandfleet.errors import InvalidArgument, NotSupported, SandboxLost, SandboxNotFound, SandfleetError, from_wire
 from sandfleet.ids import Identity, is_sandbox_id
 from sandfleet.model import SandboxInfo, SandboxSpec
 from sandfleet.sandbox import Sandbox
@@ -224,6 +224,11 @@ class SandboxProvider:
         with self._lock:
             self._targets.pop(sandbox_id, None)
         if stop.status == "lost":
+            if delete_data:
+                raise SandboxLost(
+                    f"sandbox {sandbox_id} is gone, its data is not deleted: acquire its thread again, then destroy",
+                    sandbox_id=sandbox_id,
+                )
             return
         if stop.route is None:
             raise SandboxNotFound(f"no sandbox {sandbox_id} to destroy ({stop.status})", sandbox_id=sandbox_id)

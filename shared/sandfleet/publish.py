@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
-
-from celery.signals import before_task_publish
 
 from sandfleet.config import Settings
 from sandfleet.errors import StoreUnavailable
@@ -30,9 +29,11 @@ def publisher(settings: Settings, store: Store) -> Publish:
 def _by_script(store: Store) -> Publish:
     def publish(record: OpRecord, task: str, argument: Mapping[str, Any], queue: str, max_inflight: int) -> Recorded:
         headers: dict[str, Any] = {"id": record.op_id, "task": task}
-        if before_task_publish.receivers:
+        # Whoever listens has imported Celery's signals; an agent backend without Celery does not pay for them.
+        signals = sys.modules.get("celery.signals")
+        if signals is not None and signals.before_task_publish.receivers:
             # Tracing libraries add their headers here, as they do for Celery's own publish.
-            before_task_publish.send(
+            signals.before_task_publish.send(
                 sender=task,
                 body=((argument,), {}, {}),
                 exchange="",

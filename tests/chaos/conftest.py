@@ -27,7 +27,7 @@ def fleet(chaos_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) ->
     try:
         running.start_scheduler()
         # Never killed, never fenced by a busy machine, and never full.
-        running.node("n1", env={"SANDFLEET_LEASE_S": "10", "SANDFLEET_REPLICAS": "200"})
+        running.node("n1", label="n1", env={"SANDFLEET_LEASE_S": "10", "SANDFLEET_REPLICAS": "200"})
         yield running
     finally:
         running.close()

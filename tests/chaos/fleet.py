@@ -24,7 +24,7 @@ from sandfleet.config import Settings
 from sandfleet.errors import SandfleetError
 from sandfleet.ids import Identity
 from sandfleet.store import open_store
-from tests.services import wait_until
+from tests.services import SESSION_VARIABLE, wait_until
 
 LEASE_S = 3.0
 """The lease of every node that a test kills, so that its death is noticed while the test waits."""
@@ -119,13 +119,12 @@ class Fleet:
 
     def env(self, **more: str) -> dict[str, str]:
         """The environment every process of the fleet gets."""
-        ours = {
-            key: value for key, value in os.environ.items() if not key.startswith("SANDFLEET_") and key != "REDIS_URL"
-        }
-        session = {key: value for key, value in os.environ.items() if key == "SANDFLEET_TEST_SESSION"}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("SANDFLEET_")}
+        kept.pop("REDIS_URL", None)
+        if session := os.environ.get(SESSION_VARIABLE):
+            kept[SESSION_VARIABLE] = session
         return {
-            **ours,
-            **session,
+            **kept,
             "SANDFLEET_REDIS_URL": self.redis_url,
             "SANDFLEET_DATA_ROOT": str(self.data_root),
             "SANDFLEET_RUN_ROOT": str(self.directory / "run"),
@@ -186,7 +185,7 @@ class Fleet:
 
     # --- clients -----------------------------------------------------------------------------
 
-    def settings(self, *, label: str = "", **more: Any) -> Settings:
+    def settings(self, *, label: str = "n1", **more: Any) -> Settings:
         """What a client of this fleet is told; ``label`` makes its threads land on that test's nodes."""
         given: dict[str, Any] = {
             "redis_url": self.redis_url,
@@ -199,7 +198,7 @@ class Fleet:
         return Settings.load({}, **given)
 
     @contextlib.contextmanager
-    def provider(self, *, label: str = "", **more: Any) -> Iterator[SandboxProvider]:
+    def provider(self, *, label: str = "n1", **more: Any) -> Iterator[SandboxProvider]:
         with SandboxProvider(self.settings(label=label, **more)) as provider:
             yield provider
 
@@ -229,7 +228,8 @@ class Fleet:
                 )
             for info in self.store.sandboxes():
                 lines.append(
-                    f"sandbox {info.sandbox_id} {info.thread_id} {info.state} {info.node_id} agents={info.agents} ops={info.ops}"
+                    f"sandbox {info.sandbox_id} {info.thread_id} {info.state} {info.node_id} "
+                    f"agents={info.agents} ops={info.ops}"
                 )
             for op in self.store.ops(limit=20):
                 lines.append(f"op {op.op_id} {op.kind} {op.state} {op.outcome} {op.describe}")
@@ -255,7 +255,7 @@ class Answers(Generic[T]):
         def work() -> None:
             try:
                 self.got[key] = call()
-            except BaseException as exc:  # whatever it is, the test judges it
+            except BaseException as exc:  # noqa: BLE001  (whatever it is, the test judges it)
                 self.got[key] = exc
 
         thread = self._threads[key] = threading.Thread(target=work, name=f"caller-{key}", daemon=True)

@@ -27,7 +27,7 @@ from sandfleet import SandboxProvider
 from sandfleet.config import Settings
 
 thread, label = sys.argv[1], sys.argv[2]
-labels = {"for": label} if label else {}
+labels = {"for": label}
 settings = Settings.load(labels=labels, queue_timeout_s=8.0, command_timeout_s=8.0, acquire_timeout_s=20.0)
 """
 """The start of every client script; ``sys.argv`` has the thread and the label of the nodes wanted."""
@@ -69,7 +69,8 @@ def test_clocks_of_client_and_node_two_minutes_apart_change_nothing(fleet: Fleet
         "    slow = sandbox.run('sleep 30', timeout_s=0.5)\n"
         "    t = [r.timings for r in results]\n"
         "    print(json.dumps({'clock': time.time(), 'out': [r.stdout for r in results],\n"
-        "        'timed_out': slow.timed_out, 'queued_ms': [x.queued_ms for x in t], 'total_ms': [x.total_ms for x in t]}))\n"
+        "        'timed_out': slow.timed_out,\n"
+        "        'queued_ms': [x.queued_ms for x in t], 'total_ms': [x.total_ms for x in t]}))\n"
     )
     client = fleet.client_script("client-behind", script, label, label, **behind)
     (told,) = finished(fleet, client)
@@ -82,6 +83,9 @@ def test_clocks_of_client_and_node_two_minutes_apart_change_nothing(fleet: Fleet
     fleet.end(node)
 
 
+WALL_CLOCKS = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow")
+
+
 def test_no_product_code_on_a_clients_or_nodes_way_asks_the_wall_clock() -> None:
     # sandboxd tells ages inside one sandbox; the clock module and the in-memory store are wall clocks by trade;
     # the command line shows times, and its doctor compares clocks.
@@ -92,11 +96,7 @@ def test_no_product_code_on_a_clients_or_nodes_way_asks_the_wall_clock() -> None
             if path.name in exempt or {"testing", "cli"} & set(path.parts):
                 continue
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Attribute) and ast.unparse(node) in (
-                    "time.time",
-                    "time.time_ns",
-                    "datetime.now",
-                ):
+                if isinstance(node, ast.Attribute) and ast.unparse(node) in WALL_CLOCKS:
                     found.append(f"{path.relative_to(REPOSITORY)}:{node.lineno}")
     assert not found
 
@@ -140,7 +140,7 @@ def test_children_forked_after_the_client_was_used_and_their_parent_all_get_thei
         "assert codes == [0, 0], codes\n"
         "assert after == 'after', after\n"
     )
-    told = finished(fleet, fleet.client_script("forking-client", script, thread, ""))
+    told = finished(fleet, fleet.client_script("forking-client", script, thread, "n1"))
     by_name = {name: (client, out) for name, client, out in told}  # type: ignore[misc]
     assert set(by_name) == {"parent", "child0", "child1"}
     for name, (_client, out) in by_name.items():
@@ -193,7 +193,7 @@ def test_a_client_killed_while_it_waits_leaves_a_warm_sandbox_and_no_key_that_st
         "sandbox.run('cat', stdin=b'x' * 600_000, op_id=thread + '-waiting')\n"
     )
     before = set(fleet.store.keys())
-    client = fleet.client_script("doomed-client", script, thread, "")
+    client = fleet.client_script("doomed-client", script, thread, "n1")
     wait_until(gate.is_reached, 40, story=lambda: story_of(fleet, client))
     op_ids = [f"{thread}-running", f"{thread}-waiting"]
     wait_until(lambda: all(fleet.store.op(op_id) for op_id in op_ids), 20, story=lambda: story_of(fleet, client))
@@ -286,7 +286,7 @@ def test_five_processes_that_use_a_thread_first_at_the_same_time_share_one_sandb
         "codes = [os.waitpid(pid, 0)[1] for pid in children]\n"
         "assert codes == [0] * 5, codes\n"
     )
-    told = finished(fleet, fleet.client_script("five-clients", script, thread, ""))
+    told = finished(fleet, fleet.client_script("five-clients", script, thread, "n1"))
     assert len(told) == 5
     ids = {sandbox_id for _, sandbox_id in told}  # type: ignore[misc]
     assert len(ids) == 1

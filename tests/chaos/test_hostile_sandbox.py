@@ -23,7 +23,8 @@ while True:
     connection, _ = server.accept()
     connection.recv(65536)
     body = b'{"success": true, "data": {"proof": "00", "output": "forged", "exit_code": 0, "content": "forged"}}'
-    connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-type: application/json\\r\\ncontent-length: %d\\r\\n\\r\\n" % len(body) + body)
+    head = b"HTTP/1.1 200 OK\\r\\ncontent-type: application/json\\r\\ncontent-length: %d\\r\\n\\r\\n"
+    connection.sendall(head % len(body) + body)
     connection.close()
 """
 
@@ -39,6 +40,10 @@ time.sleep(600)
 """
 
 
+def background(program: str) -> str:
+    return f"setsid python3 {program} > /dev/null 2>&1 & until test -e listening; do sleep 0.02; done"
+
+
 def attack_commands(victim_id: str) -> dict[str, str]:
     """Shell commands by name, run inside the hostile sandbox."""
     neighbour = f"../{victim_id[:16]}/s"
@@ -51,8 +56,8 @@ def attack_commands(victim_id: str) -> dict[str, str]:
         "a fifo": f"rm -f {SOCKET}; mkfifo {SOCKET}",
         "a device of a thousand links": f"rm -f {SOCKET}; ln -s s {SOCKET}",
         "the whole directory read-only": "chmod 0 /.sandfleet/run",
-        "an impostor that answers": "setsid python3 impostor.py > /dev/null 2>&1 & until test -e listening; do sleep 0.02; done",
-        "an impostor that is mute": "setsid python3 mute.py > /dev/null 2>&1 & until test -e listening; do sleep 0.02; done",
+        "an impostor that answers": background("impostor.py"),
+        "an impostor that is mute": background("mute.py"),
     }
 
 

@@ -25,7 +25,9 @@ class Load:
         self._thread.start()
 
     def _work(self) -> None:
-        with self.fleet.provider(queue_timeout_s=10.0, command_timeout_s=5.0, acquire_timeout_s=15.0) as provider:
+        with self.fleet.provider(
+            label="", queue_timeout_s=10.0, command_timeout_s=5.0, acquire_timeout_s=15.0
+        ) as provider:
             sandbox = None
             for number in itertools.count():
                 if self.enough.is_set():
@@ -34,7 +36,7 @@ class Load:
                     sandbox = sandbox or provider.get(provider.acquire(self.thread))
                     assert sandbox is not None
                     self.answers[number] = sandbox.run(f"echo {number} >> log")
-                except BaseException as exc:  # the test judges it
+                except BaseException as exc:  # noqa: BLE001  (the test judges it)
                     self.answers[number] = exc
                     sandbox = None
                     if not isinstance(exc, SandfleetError):

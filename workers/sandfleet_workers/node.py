@@ -350,7 +350,7 @@ class Node:
         now = time.monotonic()
         began = job.started_at or now
         queued_ms = (self.lease.now_ms() - (now - job.taken_at) * 1000) - message.sent_at_ms
-        spent = (round(queued_ms, 2), round((began - job.taken_at) * 1000, 2), round((now - began) * 1000, 2))
+        spent = (round(max(0.0, queued_ms), 2), round((began - job.taken_at) * 1000, 2), round((now - began) * 1000, 2))
         return encode_reply(self.store, completion, client=message.reply_to, spent_ms=spent)
 
     def _send(self, op_id: str, route: Route, outcome: str, payload: str) -> None:

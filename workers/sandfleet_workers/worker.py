@@ -17,7 +17,7 @@ from celery.worker.control import control_command, inspect_command
 import sandfleet
 from sandfleet.celery_app import celery_app, queue_of
 from sandfleet.config import Settings
-from sandfleet.errors import NodeIdInUse, StoreUnavailable
+from sandfleet.errors import NodeIdInUse, SandfleetError, StoreUnavailable
 from sandfleet.intake import guard_intake
 from sandfleet.store import open_store
 from sandfleet.store.base import NodeRecord
@@ -60,6 +60,14 @@ class NodeStep(bootsteps.StartStopStep):
         self.node: Node | None = None
 
     def start(self, parent: Any) -> None:
+        try:
+            self._join(parent)
+        except SandfleetError as exc:
+            # Celery would print a traceback; `run_node` says it in one line.
+            parent.app.sandfleet_failure = exc
+            raise SystemExit(2) from exc
+
+    def _join(self, parent: Any) -> None:
         settings: Settings = parent.app.sandfleet_settings
         held: HeldNodeId = parent.app.sandfleet_held
         store = open_store(
@@ -189,7 +197,7 @@ def run_node(settings: Settings, *, loglevel: str = "INFO") -> int:
     """Run a node in this process until it is told to stop; the exit code.
 
     Raises:
-        NodeIdInUse, ConfigError: Before anything was started.
+        NodeIdInUse, ConfigError, StoreUnavailable: Before it took anything.
     """
     guard_intake()
     held = hold_node_id(settings.data_root, settings.node_id)
@@ -207,6 +215,9 @@ def run_node(settings: Settings, *, loglevel: str = "INFO") -> int:
         quiet=True,
     )
     worker.start()
+    failure: SandfleetError | None = getattr(app, "sandfleet_failure", None)
+    if failure is not None:
+        raise failure
     node = getattr(app, "sandfleet_node", None)
     if node is not None and node.fenced:
         # It was paused past its lease and closed out. Nothing of the old incarnation is left: start anew.
