@@ -333,9 +333,13 @@ class Node:
         try:
             payload = self._reply(job, message, completion)
         except SandfleetError as exc:
-            # The effect happened but its answer does not fit through: say so instead of losing it.
+            # The effect happened but its answer does not fit through: say so instead of losing it. Not with the
+            # error itself, which may say that the call can be repeated.
             error = exc
-            payload = self._reply(job, message, Completion(error=exc))
+            if carry.claimed:
+                why = f"{message.kind} ran, but its answer could not be sent: {exc}"
+                error = OutcomeUnknown(why, reason=exc.code, op_id=job.op_id)
+            payload = self._reply(job, message, Completion(error=error))
         if error is not None:
             outcome = error.code
             job.failure = OperationFailed(json.dumps(error.to_wire()))
