@@ -28,7 +28,8 @@ demo: $(VENV_STAMP) ## Start a fleet on this machine and let three threads work 
 test: $(VENV_STAMP) ## Run the default tests (at most 3 minutes; no root, Docker or Redis needed)
 	@.venv/bin/python -m pytest -m "$(MARKS)" $(ARGS)
 
-check: lint types imports test ## Everything CI runs: lint, types, imports, test
+check: lint types imports ## Everything CI runs: lint, types, imports, all tests that need no Docker
+	@$(MAKE) --no-print-directory test MARKS="not docker"
 
 lint: $(VENV_STAMP) ## Check style and format
 	@.venv/bin/ruff check .

@@ -12,6 +12,7 @@ from sandfleet.errors import (
     HomeUnavailable,
     NoCapacity,
     NotStarted,
+    OutcomeUnknown,
     ReplyTimeout,
     SandfleetError,
     StartFailed,
@@ -141,7 +142,7 @@ def send_lifecycle(
     """
     op_id = new_op_id()
     reader = yield Do(client.reader)
-    pending = reader.expect(op_id)
+    pending = reader.expect(op_id, recorded=False)
     now_ms: int = yield Do(client.now_ms)
     record, push = lifecycle_message(
         op_id,
@@ -156,6 +157,7 @@ def send_lifecycle(
     )
     try:
         recorded: Recorded = yield Do(lambda: client.store.record(record, push))
+        pending.now_recorded()
         if recorded.status != "recorded":
             raise NotStarted(
                 f"{kind} of sandbox {route.sandbox_id} was not taken: {recorded.status}",
@@ -169,7 +171,9 @@ def send_lifecycle(
             ) from None
     finally:
         reader.forget(op_id, pending)
-    reply: dict[str, Any] = json.loads(payload) if payload is not None else {"ok": None}
+    if payload is None:
+        raise OutcomeUnknown(f"the record of {kind} of sandbox {route.sandbox_id} is gone; look whether it happened")
+    reply: dict[str, Any] = json.loads(payload)
     return reply
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import base64
 import binascii
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from sandfleet.backends import Completion, Connection, Operation
-from sandfleet.errors import Cancelled, InvalidArgument, SandfleetError
+from sandfleet.errors import Cancelled, InvalidArgument, PayloadTooLarge, QueueTimeout, SandfleetError
 
-__all__ = ["BatchRun"]
+__all__ = ["MAX_CONTENT_BYTES", "BatchRun"]
+
+#: All contents of one batch's results together; they are held in memory, and as base64 in one answer.
+MAX_CONTENT_BYTES = 64 * 1024 * 1024
 
 
 class BatchRun:
@@ -25,16 +29,33 @@ class BatchRun:
     An item's content is text in ``content`` or base64 in ``content_b64``. Item *n* runs under the
     op id ``<batch>.<n>``, so a repeated batch joins its own items instead of running them twice.
 
+    A batch does not outlive its deadline: a command gets at most the time that is left, and when nothing is
+    left every further item is answered with `QueueTimeout` and the batch stops. Nor do its results outgrow
+    64 MiB of content: an item whose content comes on top is answered with `PayloadTooLarge`.
+
     Args:
         connection: Carries out the items.
         op: The batch, validated.
         done: Called once with the completion.
+        deadline: When it has to be over, in `time.monotonic` seconds; None for never.
+        command_timeout_s: The deadline of a command that names none.
     """
 
-    def __init__(self, connection: Connection, op: Operation, done: Callable[[Completion], None]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        op: Operation,
+        done: Callable[[Completion], None],
+        *,
+        deadline: float | None = None,
+        command_timeout_s: float | None = None,
+    ) -> None:
         self._connection = connection
         self._op = op
         self._done = done
+        self._deadline = deadline
+        self._command_timeout_s = command_timeout_s
+        self._bytes = 0
         self._items: list[Mapping[str, Any]] = list(op.args["ops"])
         self._stop_on_error = bool(op.args.get("stop_on_error", True))
         self._results: list[dict[str, Any]] = []
@@ -84,8 +105,14 @@ class BatchRun:
             self._record(Cancelled("the batch was cancelled before this item", started=False))
             self._finish(index)
             return
+        left_s = None if self._deadline is None else self._deadline - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            for _ in self._items[index:]:
+                self._record(QueueTimeout("the batch's time was over before this item; it did not run"))
+            self._finish(index)
+            return
         try:
-            item = _operation(self._items[index], self._item_id(index))
+            item = _operation(self._items[index], self._item_id(index), left_s, self._command_timeout_s)
         except SandfleetError as exc:
             self._item_done(Completion(error=exc))
             return
@@ -93,6 +120,11 @@ class BatchRun:
 
     def _item_done(self, completion: Completion) -> None:
         index = len(self._results)
+        self._bytes += len(completion.content or b"")
+        if self._bytes > MAX_CONTENT_BYTES:
+            self._bytes -= len(completion.content or b"")
+            limit = f"the contents of a batch have {MAX_CONTENT_BYTES} bytes at most; read this one by itself"
+            completion = Completion(error=PayloadTooLarge(limit, limit=MAX_CONTENT_BYTES))
         if completion.error is not None:
             self._record(completion.error)
             if self._stop_on_error:
@@ -112,7 +144,7 @@ class BatchRun:
         self._done(Completion({"results": self._results, "stopped_at": stopped_at}))
 
 
-def _operation(item: Mapping[str, Any], op_id: str) -> Operation:
+def _operation(item: Mapping[str, Any], op_id: str, left_s: float | None, command_timeout_s: float | None) -> Operation:
     content: bytes | None = None
     if (coded := item.get("content_b64")) is not None:
         try:
@@ -121,4 +153,10 @@ def _operation(item: Mapping[str, Any], op_id: str) -> Operation:
             raise InvalidArgument("batch: content_b64 is not base64", argument="content_b64") from None
     elif (raw := item.get("content")) is not None:
         content = raw.encode() if isinstance(raw, str) else bytes(raw)
-    return Operation(op_id, str(item.get("kind")), item.get("args") or {}, content)
+    kind, args = str(item.get("kind")), dict(item.get("args") or {})
+    if kind == "execute_command":
+        wanted_s = args.get("timeout_s") or command_timeout_s
+        limits = [limit for limit in (wanted_s, left_s) if limit is not None]
+        if limits:
+            args["timeout_s"] = min(limits)
+    return Operation(op_id, kind, args, content)

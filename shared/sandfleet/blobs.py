@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from sandfleet.config import INLINE_BYTES
-from sandfleet.errors import InvalidArgument, OutcomeUnknown
+from sandfleet.errors import InvalidArgument, OutcomeUnknown, StoreUnavailable
 from sandfleet.ids import new_op_id
 from sandfleet.store.base import Store
 from sandfleet.wire import decode_content, encode_content
@@ -17,6 +18,9 @@ __all__ = ["CHUNK_BYTES", "MAX_BLOB_BYTES", "drop", "pack_bytes", "pack_json", "
 
 CHUNK_BYTES = 1024 * 1024
 MAX_BLOB_BYTES = 100 * 1024 * 1024
+_WORST_ESCAPE = 6
+
+log = logging.getLogger("sandfleet.blobs")
 
 
 def pack_bytes(store: Store, content: bytes | None, *, client: str, ttl_s: float) -> dict[str, Any] | None:
@@ -26,8 +30,13 @@ def pack_bytes(store: Store, content: bytes | None, *, client: str, ttl_s: float
         ByteBudgetExceeded: This client or the fleet has too many bytes in flight.
         InvalidArgument: More than 100 MiB.
     """
-    if content is None or len(content) <= INLINE_BYTES:
+    if content is None or len(content) <= INLINE_BYTES // _WORST_ESCAPE:
         return encode_content(content)
+    if len(content) <= INLINE_BYTES:
+        inline = encode_content(content)
+        # What counts is the size as JSON: a control character takes six bytes there.
+        if len(json.dumps(inline)) <= INLINE_BYTES:
+            return inline
     return _put(store, content, client=client, ttl_s=ttl_s)
 
 
@@ -62,9 +71,14 @@ def unpack_json(store: Store, value: Any) -> Any:
 
 
 def drop(store: Store, reference: Mapping[str, Any] | None) -> None:
-    """Give a blob's bytes back once they were read; anything else is fine and ignored."""
-    if reference is not None and isinstance(reference.get("blob"), str):
+    """Give a blob's bytes back once they were read; anything else is fine and ignored. Never raises: what cannot be
+    given back now expires by itself."""
+    if not isinstance(reference, Mapping) or not isinstance(reference.get("blob"), str):
+        return
+    try:
         store.blob_drop(reference["blob"])
+    except StoreUnavailable as exc:
+        log.info("blob.left_to_expire", extra={"blob_id": reference["blob"], "error": str(exc)})
 
 
 def _put(store: Store, data: bytes, *, client: str, ttl_s: float) -> dict[str, Any]:
@@ -72,8 +86,12 @@ def _put(store: Store, data: bytes, *, client: str, ttl_s: float) -> dict[str, A
         raise InvalidArgument(f"{len(data)} bytes exceed the limit of {MAX_BLOB_BYTES} bytes for one operation")
     blob_id = new_op_id()
     store.blob_begin(blob_id, client=client, size=len(data), ttl_s=ttl_s)
-    for index in range(0, len(data), CHUNK_BYTES):
-        store.blob_put(blob_id, index // CHUNK_BYTES, data[index : index + CHUNK_BYTES])
+    try:
+        for index in range(0, len(data), CHUNK_BYTES):
+            store.blob_put(blob_id, index // CHUNK_BYTES, data[index : index + CHUNK_BYTES])
+    except StoreUnavailable:
+        drop(store, {"blob": blob_id})
+        raise
     return {"blob": blob_id, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 

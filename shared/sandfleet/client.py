@@ -20,6 +20,7 @@ from sandfleet import blobs
 from sandfleet.config import Settings
 from sandfleet.errors import (
     Busy,
+    InvalidArgument,
     NotStarted,
     OutcomeUnknown,
     ReplyTimeout,
@@ -27,9 +28,10 @@ from sandfleet.errors import (
     StoreUnavailable,
     from_wire,
 )
-from sandfleet.ids import Identity, check_op_id, new_op_id, new_token
+from sandfleet.holds import Holds
+from sandfleet.ids import Identity, check_op_id, new_op_id, new_token, resend_id
 from sandfleet.model import Timings
-from sandfleet.ops import CONTENT_KINDS, OPS, describe, lanes_of, parse_args, task_name
+from sandfleet.ops import CONTENT_KINDS, MAX_TIMEOUT_S, OPS, describe, lanes_of, parse_args, task_name
 from sandfleet.publish import publisher
 from sandfleet.refusals import refusal
 from sandfleet.replies import Pending, ReplyReader
@@ -117,8 +119,7 @@ class Client:
         self._publish = publisher(settings, self.store)
         self._lock = threading.Lock()
         self._reader: ReplyReader | None = None
-        self._held: dict[str, int] = {}
-        self._renewed_at = time.monotonic()
+        self.holds = Holds(self.store, self.id, ttl_s=settings.agent_ttl_s)
         # Store time minus this process' monotonic clock: a wall clock that jumps or lies does not matter.
         self._offset_ms: float | None = None
 
@@ -129,7 +130,7 @@ class Client:
         if self._reader is None:
             with self._lock:
                 if self._reader is None:
-                    reader = ReplyReader(self.store, self.id, on_tick=self._tick)
+                    reader = ReplyReader(self.store, self.id, on_tick=self.holds.renew)
                     reader.start()
                     self._reader = reader
         return self._reader
@@ -145,26 +146,6 @@ class Client:
         if store_ms:
             self._offset_ms = store_ms - time.monotonic() * 1000
 
-    def hold(self, sandbox_id: str) -> None:
-        """Count one more acquire of this process; held sandboxes are renewed as in use."""
-        with self._lock:
-            self._held[sandbox_id] = self._held.get(sandbox_id, 0) + 1
-
-    def unhold(self, sandbox_id: str, *, all_of_them: bool = False) -> bool:
-        """Count one acquire less; True when none is left and the sandbox should be released."""
-        with self._lock:
-            left = 0 if all_of_them else self._held.get(sandbox_id, 0) - 1
-            if left > 0:
-                self._held[sandbox_id] = left
-                return False
-            self._held.pop(sandbox_id, None)
-            return True
-
-    def held(self) -> list[str]:
-        """The sandboxes this process holds."""
-        with self._lock:
-            return list(self._held)
-
     def close(self) -> None:
         """Stop the reader and close the connections."""
         with self._lock:
@@ -172,17 +153,6 @@ class Client:
         if reader is not None:
             reader.close()
         self.store.close()
-
-    def _tick(self) -> None:
-        ttl_s = self.settings.agent_ttl_s
-        if time.monotonic() - self._renewed_at < ttl_s / 3:
-            return
-        self._renewed_at = time.monotonic()
-        held = self.held()
-        if held:
-            gone = self.store.renew_agents(self.id, held, ttl_s=ttl_s)
-            if gone:
-                log.warning("client.sandboxes_gone", extra={"sandbox_ids": gone})
 
     # --- one operation -----------------------------------------------------------------------
 
@@ -197,6 +167,9 @@ class Client:
             raise ValueError(f"{call.kind} takes no content")
         op_id = check_op_id(call.op_id) if call.op_id is not None else new_op_id()
         started = time.monotonic()
+        for name, given_s in (("queue_timeout_s", call.queue_timeout_s), ("timeout_s", call.timeout_s)):
+            if given_s is not None and not 0 < given_s <= MAX_TIMEOUT_S:
+                raise InvalidArgument(f"{name} must be above 0 and at most {MAX_TIMEOUT_S:g} seconds", argument=name)
         budget_s = call.queue_timeout_s or self.settings.queue_timeout_s
         attempt_id, resends, outages = op_id, 0, 0
         packed: _Packed | None = None
@@ -215,7 +188,7 @@ class Client:
                 resends += 1
                 # A tombstoned op id stays closed for ever; the same call gets the next id, in a row that is
                 # the same for whoever repeats it.
-                attempt_id = f"{op_id[:70]}.r{resends}"
+                attempt_id = resend_id(op_id, resends)
                 target.route = None
                 if packed is not None and packed.in_blobs:
                     # The node may have given these bytes back already; they go out anew, and count once.
@@ -267,14 +240,16 @@ class Client:
     ) -> Steps[str]:
         """Record and publish one op id and wait for its reply JSON."""
         reader = self._reader or (yield Do(self.reader))
-        pending: Pending = reader.expect(op_id)
+        pending: Pending = reader.expect(op_id, recorded=False)
         try:
-            recorded: Recorded = yield Do(lambda: self._record(target, call, op_id, args, packed, queue_s))
+            recorded: Recorded = yield Do(lambda: self._record_or_drop(target, call, op_id, args, packed, queue_s))
             if recorded.status == "duplicate":
                 if recorded.reply is not None:
                     return recorded.reply
+                if recorded.state in ("done", "closed"):
+                    raise self._nobody_knows(call, op_id)
                 pending.foreign = True
-            pending.checked_at = time.monotonic()
+            pending.now_recorded()
             within_s = queue_s + self._run_within_s(call) + _REPLY_GRACE_S
             try:
                 payload = yield Wait(pending, within_s)
@@ -301,6 +276,18 @@ class Client:
             f"the record of {call.kind} {op_id} is gone (lost by Redis, or ended long ago); look before you repeat it",
             op_id=op_id,
         )
+
+    def _record_or_drop(
+        self, target: Target, call: Call, op_id: str, args: dict[str, Any], packed: _Packed, queue_s: float
+    ) -> Recorded:
+        """`_record`; what was refused gives its bytes back."""
+        try:
+            return self._record(target, call, op_id, args, packed, queue_s)
+        except StoreUnavailable:
+            raise  # it may have got in
+        except SandfleetError:
+            self._drop(packed)
+            raise
 
     def _record(
         self,

@@ -44,7 +44,10 @@ class Settings(BaseModel):
         default=False,
         description="Accept a non-loopback Redis without a password. Whoever reaches it owns the fleet.",
     )
-    prefix: str = Field(default="sandfleet:", description="Prefix of every key: one per deployment.")
+    prefix: str = Field(
+        default="sandfleet:",
+        description="Prefix of every key. Celery's queues have none: give each deployment its own Redis database.",
+    )
     data_root: Path = Field(default_factory=_default_data_root, description="Thread data and node identity lie here.")
     run_root: Path = Field(
         default_factory=lambda: (
@@ -66,6 +69,7 @@ class Settings(BaseModel):
         default=512 * 1024 * 1024, ge=1, description="Bytes of waiting operations a node holds."
     )
     lease_s: float = Field(default=10.0, gt=0, description="How long a node may be silent before it counts as dead.")
+    drain_timeout_s: float = Field(default=30.0, ge=0, description="How long a drain waits for what runs.")
     idle_timeout_s: float = Field(default=600.0, ge=0, description="Warm sandboxes end after this long; 0 keeps them.")
 
     uid_base: int = Field(default=1_900_000_000, ge=1000, description="First uid of local sandboxes (root only).")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sandfleet.errors import InvalidArgument
 
-__all__ = ["ANONYMOUS_PREFIX", "Identity", "is_sandbox_id", "new_op_id", "new_token", "sandbox_id_candidates"]
+__all__ = ["ANONYMOUS_PREFIX", "Identity", "is_sandbox_id", "new_op_id", "new_token", "resend_id", "sandbox_id_candidates"]
 
 #: DeerFlow's rule for thread ids; `fullmatch`, because ``$`` accepts a trailing newline.
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -67,6 +67,14 @@ def check_id(name: str, value: object) -> str:
             f"{name} must be 1-64 characters of A-Z a-z 0-9 _ -, not {str(value)[:80]!r}", argument=name
         )
     return value
+
+
+def resend_id(op_id: str, number: int) -> str:
+    """The id under which an operation that is known not to have begun is sent again: the same for whoever
+    repeats it, and no other operation's."""
+    if len(op_id) > 70:
+        op_id = f"{op_id[:50]}.{hashlib.sha256(op_id.encode()).hexdigest()[:16]}"
+    return f"{op_id}.r{number}"
 
 
 def check_op_id(value: object) -> str:

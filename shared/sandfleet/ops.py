@@ -19,6 +19,9 @@ __all__ = ["CONTENT_KINDS", "OPS", "OpKind", "describe", "lanes_of", "parse_args
 
 MAX_TIMEOUT_S = 24 * 3600.0
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
+_TELLING = r"[\w-]*(?:key|secret|token|passw(?:or)?d|credential|dsn)[\w-]*"
+#: What looks like a secret in a command line: NAME=value, --name value, bearer tokens.
+_SECRET = re.compile(rf"(?i)({_TELLING}\s*[=:]\s*|--{_TELLING}\s+|bearer\s+)" + r"""(?:"[^"]*"|'[^']*'|[^\s"']+)""")
 _ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 
 Path = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -219,7 +222,8 @@ def _cut(text: object, limit: int = 80) -> str:
 
 def _command(args: Mapping[str, Any]) -> str:
     line = args.get("command")
-    return "bash: " + _cut(line if line is not None else " ".join(map(str, args.get("argv") or ())))
+    text = str(line) if line is not None else " ".join(map(str, args.get("argv") or ()))
+    return "bash: " + _cut(_SECRET.sub(r"\1[redacted]", text[:400]))
 
 
 def _path(word: str) -> Callable[[Mapping[str, Any]], str]:

@@ -31,6 +31,7 @@ __all__ = [
 log = logging.getLogger("sandfleet.client")
 
 _RELEASED_KEPT = 10_000
+_connecting = threading.Lock()
 
 list_type = list  # `list` is a method of the seeds' interface
 
@@ -61,11 +62,10 @@ class SandboxProvider:
     def _client(self) -> Client:
         client = self._connected
         if client is None or client.pid != os.getpid():
-            if client is not None:
-                # The parent's lock may have been held by a thread that does not exist here.
-                self._lock = threading.Lock()
-            with self._lock:
+            with _connecting:
                 if self._connected is None or self._connected.pid != os.getpid():
+                    # In a fork, our lock may have been held by a thread that does not exist here.
+                    self._lock = threading.Lock()
                     self._connected = Client(self.settings)
                 client = self._connected
         return client
@@ -161,7 +161,7 @@ class SandboxProvider:
         if client is None or client.pid != os.getpid():
             self._connected = None
             return
-        for sandbox_id in client.held():
+        for sandbox_id in client.holds:
             try:
                 yield from self._release(sandbox_id, all_of_them=True)
             except SandfleetError as exc:
@@ -195,22 +195,26 @@ class SandboxProvider:
         route = yield from acquire_steps(
             client, identity, self.spec, agent=client.id, within_s=within_s, on_lost=on_lost
         )
-        client.hold(route.sandbox_id)
+        client.holds.add(route, identity.digest)
         self._remember(identity, route)
         return route.sandbox_id
 
     def _release(self, sandbox_id: str, *, all_of_them: bool) -> Steps[None]:
         client: Client = yield Do(self._client)
-        if not is_sandbox_id(sandbox_id) or not client.unhold(sandbox_id, all_of_them=all_of_them):
+        if not is_sandbox_id(sandbox_id) or not client.holds.remove(sandbox_id, all_of_them=all_of_them):
             return
         with self._lock:
-            target = self._targets.pop(sandbox_id, None)
-            self._released[sandbox_id] = None
-            if len(self._released) > _RELEASED_KEPT:
-                self._released.popitem(last=False)
-        if target is not None and target.identity is not None:
-            owner = target.identity.digest
-            yield Do(lambda: client.store.release(sandbox_id, owner, client.id))
+            target = self._targets.get(sandbox_id)
+        if target is None or target.identity is None:
+            return
+        owner = target.identity.digest
+        ended: bool = yield Do(lambda: client.holds.release(sandbox_id, owner))
+        with self._lock:
+            if ended and sandbox_id not in client.holds:
+                self._targets.pop(sandbox_id, None)
+                self._released[sandbox_id] = None
+                if len(self._released) > _RELEASED_KEPT:
+                    self._released.popitem(last=False)
 
     def _destroy(self, sandbox_id: str, delete_data: bool) -> Steps[None]:
         client: Client = yield Do(self._client)
@@ -220,7 +224,7 @@ class SandboxProvider:
                 sandbox_id, owner=identity.digest, force=True, reason="destroyed by its owner"
             )
         )
-        client.unhold(sandbox_id, all_of_them=True)
+        client.holds.remove(sandbox_id, all_of_them=True)
         with self._lock:
             self._targets.pop(sandbox_id, None)
         if stop.status == "lost":
@@ -247,8 +251,8 @@ _provider_lock = threading.Lock()
 
 
 def _after_fork() -> None:
-    global _provider_lock  # another thread of the parent may have held it
-    _provider_lock = threading.Lock()
+    global _provider_lock, _connecting  # another thread of the parent may have held them
+    _provider_lock, _connecting = threading.Lock(), threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sandfleet.config import Settings
-from sandfleet.errors import StoreUnavailable
+from sandfleet.errors import NotStarted
 from sandfleet.store.base import OpRecord, Push, Recorded, Store
 from sandfleet.wire import celery_message
 
@@ -70,9 +70,12 @@ def _by_kombu(settings: Settings, store: Store) -> Publish:
                 retry=False,
             )
         except Exception as exc:
-            # Whether the broker got it is unknown; the tombstone makes sure that it never runs.
-            store.cancel(record.op_id)
-            raise StoreUnavailable(f"the broker did not take {task} {record.op_id}: {exc}", op_id=record.op_id) from exc
+            # Whether the broker got it is unknown; the tombstone makes sure that it does not run from now on.
+            view = store.cancel(record.op_id)
+            if view is not None and view.state in ("claimed", "done"):
+                return recorded
+            why = f"the broker did not take {task} {record.op_id}: {exc}"
+            raise NotStarted(why, op_id=record.op_id, retry_after_s=0.5) from exc
         return recorded
 
     return publish

@@ -52,6 +52,11 @@ class Pending:
                 return
         hand_over(payload)
 
+    def now_recorded(self) -> None:
+        """Its record is written: from now on a missing one means something."""
+        self.checked_at = self.since = time.monotonic()
+        self.recorded = True
+
     def wait(self, timeout_s: float) -> str | None:
         """The payload.
 
@@ -93,7 +98,7 @@ class ReplyReader:
         # A list: two threads may repeat one op id and both wait for its one answer.
         self._pending: dict[str, list[Pending]] = {}
         self._lock = threading.Lock()
-        self._cursor = "0"
+        self._cursor = self._trimmed = "0"
         self._stop = threading.Event()
         self._opened_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"sandfleet-replies-{client}", daemon=True)
@@ -161,6 +166,10 @@ class ReplyReader:
 
     def _tick(self) -> None:
         self._keep_open()
+        if self._cursor != self._trimmed:
+            # What was read has no reader any more; a stream of big replies would fill Redis.
+            self._store.trim_replies(self._client, self._cursor)
+            self._trimmed = self._cursor
         self._on_tick()
         now = time.monotonic()
         with self._lock:

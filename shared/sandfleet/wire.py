@@ -139,8 +139,8 @@ def _lanes(data: Mapping[str, Any], sandbox_id: str) -> tuple[str, ...]:
 
 def _int(data: Mapping[str, Any], key: str) -> int:
     value = data.get(key)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidArgument(f"field {key} must be an integer")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
+        raise InvalidArgument(f"field {key} must be an integer from 0 to 2**53")
     return value
 
 

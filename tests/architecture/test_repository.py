@@ -16,6 +16,7 @@ LONGEST_FUNCTION = 50
 
 # path -> why it may be longer. An entry that is no longer needed fails, so the list only shrinks.
 LONG_FILES = {
+    "shared/sandfleet/errors.py": "one closed tree of small classes; a reader wants it on one page",
     "workers/sandfleet_workers/sandboxd/sandboxd.py": "one file by design: mounted into images as it is",
 }
 # "path::function" -> why it may be longer.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from sandfleet.ids import Identity
 from sandfleet.store.base import Route
-from tests.contract.store_fixtures import ALICE, BOB, World
+from tests.contract.store_fixtures import ALICE, BOB, SPEC, World
 
 
 def stop(world: World, route: Route, *, force: bool = False, owner: str | None = None) -> str:
@@ -53,15 +54,47 @@ def test_an_agent_learns_which_of_its_holds_are_gone(world: World) -> None:
     world.announce()
     held = world.live(ALICE, agent="me")
     other = world.live(BOB, agent="someone")
-    assert world.store.renew_agents("me", [held.sandbox_id, other.sandbox_id, "0" * 8], ttl_s=60) == [
-        other.sandbox_id,
-        "0" * 8,
-    ]
-    world.expire_agent(held.sandbox_id, "me")
-    assert world.store.renew_agents("me", [held.sandbox_id], ttl_s=60) == [held.sandbox_id]
-    world.acquire(agent="me")
+    holds = {held.sandbox_id: ALICE.digest, other.sandbox_id: ALICE.digest, "0" * 8: ALICE.digest}
+    assert world.store.renew_agents("me", holds, ttl_s=60) == [other.sandbox_id, "0" * 8]
+    assert world.store.renew_agents("me", {}, ttl_s=60) == []
     world.store.lost(held, reason="killed")
-    assert world.store.renew_agents("me", [held.sandbox_id], ttl_s=60) == [held.sandbox_id]
+    assert world.store.renew_agents("me", {held.sandbox_id: ALICE.digest}, ttl_s=60) == [held.sandbox_id]
+    world.store.begin_stop(other.sandbox_id, owner=None, force=True, reason="test")
+    assert world.store.renew_agents("someone", {other.sandbox_id: BOB.digest}, ttl_s=60) == [other.sandbox_id]
+
+
+def test_a_hold_that_lapsed_is_taken_again_and_the_sandbox_is_not_warm(world: World) -> None:
+    world.announce()
+    route = world.live(agent="me")
+    world.expire_agent(route.sandbox_id, "me")
+    world.store.sweep("n1", "i1")
+    assert world.state(route) == "warm"
+    assert world.store.renew_agents("me", {route.sandbox_id: ALICE.digest}, ttl_s=60) == []
+    assert world.state(route) == "live"
+    assert stop(world, route) == "busy"
+    assert world.store.release(route.sandbox_id, ALICE.digest, "me")
+    assert world.state(route) == "warm"
+
+
+def test_a_hold_that_the_store_lost_is_taken_again_once_its_sandbox_is_adopted(world: World) -> None:
+    world.announce()
+    route = world.live(agent="me")
+    world.flush()
+    world.announce()
+    assert world.store.renew_agents("me", {route.sandbox_id: ALICE.digest}, ttl_s=60) == [route.sandbox_id]
+    assert world.store.adopt(ALICE, SPEC, route, data_id="data-1")
+    assert world.store.renew_agents("me", {route.sandbox_id: ALICE.digest}, ttl_s=60) == []
+    info = world.store.sandbox(route.sandbox_id)
+    assert info is not None
+    assert (info.state, info.agents) == ("live", 1)
+
+
+def test_many_holds_are_renewed_in_one_call(world: World) -> None:
+    world.announce(replicas=1000)
+    routes = [world.live(Identity(f"t{i}"), agent="me") for i in range(450)]
+    holds = {route.sandbox_id: Identity(f"t{i}").digest for i, route in enumerate(routes)}
+    world.store.lost(routes[420], reason="killed")
+    assert world.store.renew_agents("me", holds, ttl_s=60) == [routes[420].sandbox_id]
 
 
 def test_nothing_in_use_is_stopped_unless_forced(world: World) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from sandfleet import blobs, calls, replies
 from sandfleet import client as client_module
+from sandfleet import holds as holds_module
 from sandfleet.client import Answer, Call, Client, Target
 from sandfleet.config import INLINE_BYTES, Settings
 from sandfleet.errors import (
@@ -33,7 +34,8 @@ from sandfleet.errors import (
     SandfleetError,
     StoreUnavailable,
 )
-from sandfleet.ids import Identity
+from sandfleet.holds import Holds
+from sandfleet.ids import Identity, resend_id
 from sandfleet.model import NodeState, SandboxSpec
 from sandfleet.steps import Do, Sleep, Steps, Wait, drive, drive_async
 from sandfleet.store.base import NodeRecord, Push, Recorded, Route
@@ -320,7 +322,10 @@ def test_what_never_began_is_sent_again_under_the_next_id(world: World) -> None:
 def test_a_long_op_id_stays_valid_when_it_is_sent_again(world: World) -> None:
     world.node.deeds = [fails(NotStarted("a")), ok({})]
     world.call(run(op_id="x" * 80))
-    assert world.node.ids[1] == "x" * 70 + ".r1"
+    again = world.node.ids[1]
+    assert len(again) <= 80
+    assert again.endswith(".r1")
+    assert again != resend_id("x" * 79 + "y", 1), "two long ids must not meet under one"
 
 
 def test_after_four_repeats_the_caller_hears_that_nothing_began(world: World) -> None:
@@ -675,27 +680,66 @@ def test_cancelling_through_another_sandbox_s_handle_ends_nothing(world: World) 
     assert (found, still_open) == (False, True), "bob's handle ended alice's operation"
 
 
-def test_acquires_are_counted(world: World) -> None:
-    client = world.client
-    client.hold("s1")
-    client.hold("s1")
-    assert client.unhold("s1") is False
-    assert client.held() == ["s1"]
-    assert client.unhold("s1") is True
-    assert client.held() == []
-    client.hold("s2")
-    client.hold("s2")
-    assert client.unhold("s2", all_of_them=True) is True
+def test_acquires_are_counted_and_another_epoch_begins_anew(world: World) -> None:
+    holds = world.client.holds
+    first, later = Route("s1", "n", "i", 1), Route("s1", "n", "i", 2)
+    holds.add(first, "owner")
+    holds.add(first, "owner")
+    assert holds.remove("s1") is False
+    assert list(holds) == ["s1"]
+    assert holds.remove("s1") is True
+    assert list(holds) == []
+    holds.add(first, "owner")
+    holds.add(later, "owner")
+    assert holds.remove("s1") is True, "the acquire before the loss ended with its sandbox"
 
 
 def test_held_sandboxes_are_renewed_about_three_times_per_hold(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
-    monkeypatch.setattr(client_module, "time", SimpleNamespace(monotonic=clock.monotonic))
-    renewed: list[list[str]] = []
-    monkeypatch.setattr(world.store, "renew_agents", lambda agent, ids, ttl_s: renewed.append(list(ids)) or [])
-    world.client._renewed_at = clock.monotonic()
-    world.client.hold("s1")
+    monkeypatch.setattr(holds_module, "time", SimpleNamespace(monotonic=clock.monotonic))
+    renewed: list[dict[str, str]] = []
+    monkeypatch.setattr(world.store, "renew_agents", lambda _agent, holds, ttl_s: renewed.append(dict(holds)) or [])
+    holds = Holds(world.store, "me", ttl_s=60.0)
+    holds.add(Route("s1", "n", "i", 1), "owner")
     for _ in range(60):
         clock.advance(1)
-        world.client._tick()
-    assert renewed == [["s1"]] * 3
+        holds.renew()
+    assert renewed == [{"s1": "owner"}] * 3
+
+
+def test_a_renewal_that_failed_is_tried_again_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(holds_module, "time", SimpleNamespace(monotonic=clock.monotonic))
+    answers: list[Any] = [StoreUnavailable("away"), []]
+    asked: list[float] = []
+
+    def renew(_agent: str, _holds: Any, ttl_s: float) -> Any:
+        asked.append(ttl_s)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(world.store, "renew_agents", renew)
+    holds = Holds(world.store, "me", ttl_s=60.0)
+    holds.add(Route("s1", "n", "i", 1), "owner")
+    clock.advance(21)
+    with pytest.raises(StoreUnavailable):
+        holds.renew()
+    holds.renew()
+    assert len(asked) == 2
+
+
+def test_what_was_acquired_again_meanwhile_keeps_its_hold(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    holds = world.client.holds
+    route = Route("s1", "n", "i", 1)
+    taken: list[dict[str, str]] = []
+
+    def release(*_args: Any) -> bool:
+        holds.add(route, "owner")  # another thread acquires between the count and the release
+        return True
+
+    monkeypatch.setattr(world.store, "release", release)
+    monkeypatch.setattr(world.store, "renew_agents", lambda _agent, holds, ttl_s: taken.append(dict(holds)) or [])
+    assert holds.release("s1", "owner") is False
+    assert taken == [{"s1": "owner"}]

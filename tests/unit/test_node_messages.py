@@ -34,9 +34,17 @@ def message(op_id: str = "op", kind: str = "execute_command", **changes: Any) ->
     return {**made.to_wire(), **changes}
 
 
+def body(data: Any) -> str:
+    try:
+        return json.dumps([[data], {}, {}], default=str)
+    except RecursionError:
+        return "["  # deeper than json writes; a hostile sender has other means
+
+
 def job(data: Any, *, op_id: str = "op", name: str = "sandbox.execute_command") -> Job:
     request = SimpleNamespace(
         id=op_id,
+        message=SimpleNamespace(body=body(data)),
         name=name,
         args=(data,),
         kwargs={},
@@ -69,9 +77,10 @@ def test_lifecycle_work_has_a_lane_of_its_own() -> None:
     assert plan.exclusive == ("3f9a1c22/life",)
 
 
-def test_content_counts_by_its_bytes() -> None:
-    assert node().plan(job(message(content={"t": "x" * 70}))).size == 70
-    assert node().plan(job(message(content={"blob": "x", "size": 7, "sha256": ""}))).size == 0
+def test_a_waiting_message_counts_by_all_its_bytes() -> None:
+    waiting = job(message())
+    assert waiting.size == len(json.dumps([[message()], {}, {}]))
+    assert node().plan(waiting).size == waiting.size
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
+import threading
+from collections import deque
 from typing import Any
 
 from sandfleet import blobs
 from sandfleet.backends import Completion
-from sandfleet.store.base import Store
+from sandfleet.errors import PayloadTooLarge, SandfleetError, StoreUnavailable
+from sandfleet.store.base import Route, Store
 
-__all__ = ["celery_result", "encode_reply"]
+__all__ = ["Outbox", "celery_result", "encode_reply"]
+
+log = logging.getLogger("sandfleet.node")
 
 _BLOBS_KEPT_S = 120.0
+_KEPT = 10_000
+_SENT_PER_TICK = 500
+#: Results of plain Celery callers lie in Redis for an hour: bigger ones want the SDK's blobs.
+_CELERY_RESULT_BYTES = 8 * 1024 * 1024
 
 
 def encode_reply(store: Store, completion: Completion, *, client: str, spent_ms: tuple[float, float, float]) -> str:
@@ -23,6 +33,8 @@ def encode_reply(store: Store, completion: Completion, *, client: str, spent_ms:
     reply: dict[str, Any] = {"t": spent_ms}
     if completion.error is not None:
         reply["error"] = completion.error.to_wire()
+    elif client.startswith("!"):
+        reply["ok"] = None  # a plain Celery caller: its result goes to the result backend
     else:
         reply["ok"] = blobs.pack_json(store, completion.value, client=client, ttl_s=_BLOBS_KEPT_S)
         if completion.content is not None:
@@ -32,12 +44,66 @@ def encode_reply(store: Store, completion: Completion, *, client: str, spent_ms:
 
 def celery_result(completion: Completion, *, shown_only: bool) -> Any:
     """What the task returns: everything to a plain Celery caller; with ``shown_only`` (the reply stream carried
-    the result) the few words a person wants to see in Flower."""
+    the result) the few words a person wants to see in Flower.
+
+    Raises:
+        PayloadTooLarge: More than 8 MiB for the result backend.
+    """
     value = completion.value
     if shown_only:
         if isinstance(value, dict) and "exit_code" in value:
             return "timed out" if value.get("timed_out") else f"exit {value['exit_code']}"
         return "ok"
     if completion.content is not None:
-        return {**(value or {}), "content": completion.content.decode("utf-8", "replace")}
+        value = {**(value or {}), "content": completion.content.decode("utf-8", "replace")}
+    if len(json.dumps(value)) > _CELERY_RESULT_BYTES:
+        raise PayloadTooLarge(
+            f"a plain Celery result holds at most {_CELERY_RESULT_BYTES} bytes; read it in parts, or with the SDK"
+        )
     return value
+
+
+class Outbox:
+    """Sends answers, and keeps those that Redis did not take until it does."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._kept: deque[tuple[str, Route, str, str]] = deque()
+        self._lock = threading.Lock()
+
+    def send(self, op_id: str, route: Route, outcome: str, payload: str) -> None:
+        """Answer an operation; never raises."""
+        try:
+            self._store.finish(op_id, route, outcome=outcome, reply=payload)
+        except StoreUnavailable as exc:
+            self._keep((op_id, route, outcome, payload), str(exc))
+        except SandfleetError as exc:
+            # Whatever it is, it is about this payload: the caller is told that, not left to wait.
+            log.exception("op.reply_refused", extra={"op_id": op_id})
+            self._send_error(op_id, route, exc)
+
+    def _send_error(self, op_id: str, route: Route, error: SandfleetError) -> None:
+        payload = json.dumps({"error": error.to_wire()})
+        try:
+            self._store.finish(op_id, route, outcome=error.code, reply=payload)
+        except SandfleetError as exc:
+            self._keep((op_id, route, error.code, payload), str(exc))
+
+    def _keep(self, answer: tuple[str, Route, str, str], why: str) -> None:
+        with self._lock:
+            if len(self._kept) >= _KEPT:
+                log.error("op.reply_dropped", extra={"op_id": self._kept.popleft()[0], "why": "too many are kept"})
+            self._kept.append(answer)
+        log.warning("op.reply_kept", extra={"op_id": answer[0], "error": why})
+
+    def flush(self) -> None:
+        """Send what was kept, a bounded part of it per call; the rest stays if Redis is still away."""
+        for _ in range(min(_SENT_PER_TICK, len(self._kept))):
+            with self._lock:
+                op_id, route, outcome, payload = self._kept.popleft()
+            try:
+                self._store.finish(op_id, route, outcome=outcome, reply=payload)
+            except SandfleetError:
+                with self._lock:
+                    self._kept.appendleft((op_id, route, outcome, payload))
+                return

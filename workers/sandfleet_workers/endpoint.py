@@ -7,6 +7,7 @@ to be this sandbox (see `sandfleet_workers.endpoint_socket`).
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -30,10 +31,12 @@ from sandfleet_workers.waiter import Waiter, shared_waiter
 
 __all__ = ["EndpointConnection"]
 
+log = logging.getLogger("sandfleet.node")
+
 _MAX_CHANNELS = 256
 _MAX_IDLE = 32
 _HEAVY_BYTES = 256 * 1024
-_CANCEL_WAIT_S = 5.0
+_CANCEL_WAIT_S = 1.0
 _CANCEL_RETRY_S = 0.02
 
 _heavy_lock = threading.Lock()
@@ -111,13 +114,13 @@ class EndpointConnection(Connection):
         if op.kind == "batch":
             self._start_batch(op, done)
             return
-        if op.kind == "execute_command":
-            self._commands.add(op.op_id)
         try:
             call = Call(op, steps_of(op, self._lost_sessions), done)
         except SandfleetError as exc:
             done(Completion(error=exc))
             return
+        if op.kind == "execute_command":
+            self._commands.add(op.op_id)
         self._advance(call, None)
 
     def cancel(self, op_id: str) -> bool:
@@ -127,8 +130,9 @@ class EndpointConnection(Connection):
         deadline = time.monotonic() + _CANCEL_WAIT_S
         # The command's request and this one travel on two sockets and may arrive in either order.
         while op_id in self._commands and time.monotonic() < deadline:
-            if self._kill(op_id, deadline):
-                return True
+            found = self._kill(op_id, deadline)
+            if found in ("killed", "over"):
+                return found == "killed"
             time.sleep(_CANCEL_RETRY_S)
         return False
 
@@ -151,7 +155,7 @@ class EndpointConnection(Connection):
         self._batches[op.op_id] = batch
         batch.start()
 
-    def _kill(self, op_id: str, deadline: float) -> bool:
+    def _kill(self, op_id: str, deadline: float) -> object:
         answered, box = threading.Event(), list[Completion]()
 
         def keep(completion: Completion) -> None:
@@ -159,7 +163,7 @@ class EndpointConnection(Connection):
             answered.set()
 
         self._advance(Call(Operation("", "kill", {}), kill_steps(op_id), keep), None)
-        return answered.wait(max(0.0, deadline - time.monotonic())) and box[0].value is True
+        return box[0].value if answered.wait(max(0.0, deadline - time.monotonic())) else None
 
     # --- one step after the other --------------------------------------------------------------
 
@@ -192,21 +196,25 @@ class EndpointConnection(Connection):
 
     def _send(self, call: Call, request: Request, *, fresh: bool = False) -> None:
         call.request = request
-        while True:
-            channel = None if fresh else self._take()
-            if channel is None:
-                try:
+        channel: Channel | None = None
+        try:
+            while True:
+                channel = None if fresh else self._take()
+                if channel is None:
                     channel = self._open()
-                except SandfleetError as exc:
-                    self._finish(call, Completion(error=self._unsent(call, exc)))
+                if channel.launch(call, request):
+                    self._guard()
                     return
-                except Unreachable as exc:
-                    self._lost_before(call, str(exc), gone=exc.gone)
-                    return
-            if channel.launch(call, request):
-                self._guard()
-                return
-            self._drop(channel)
+                self._drop(channel)
+        except Unreachable as exc:
+            self._lost_before(call, str(exc), gone=exc.gone)
+        except SandfleetError as exc:
+            self._finish(call, Completion(error=self._unsent(call, exc)))
+        except Exception as exc:  # whatever it is, somebody waits for the end of the operation
+            log.exception("endpoint.send_failed", extra={"sandbox_id": self._sandbox_id, "op_id": call.op.op_id})
+            if channel is None or self._drop(channel) is call:
+                error = NotStarted(f"the request could not be sent: {type(exc).__name__}: {exc}", reason="internal")
+                self._finish(call, Completion(error=self._unsent(call, error)))
 
     def _unsent(self, call: Call, error: SandfleetError) -> SandfleetError:
         """What an operation ends with whose next request could not go out."""
@@ -224,8 +232,11 @@ class EndpointConnection(Connection):
 
         def ask() -> None:
             error: SandfleetError = NotStarted(f"the sandbox could not be reached: {why}", reason="unreachable")
-            if gone and not call.in_doubt and self._liveness() is Liveness.DEAD:
-                error = SandboxLost("the sandbox is dead", reason="dead")
+            try:
+                if gone and not call.in_doubt and self._liveness() is Liveness.DEAD:
+                    error = SandboxLost("the sandbox is dead", reason="dead")
+            except Exception:  # a liveness that cannot be told is unknown
+                log.exception("endpoint.liveness_failed", extra={"sandbox_id": self._sandbox_id})
             self._finish(call, Completion(error=self._unsent(call, error)))
 
         _heavy(ask)

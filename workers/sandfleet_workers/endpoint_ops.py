@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from sandfleet.backends import Completion, Operation
+from sandfleet.blobs import MAX_BLOB_BYTES
 from sandfleet.errors import (
     InternalError,
     InvalidArgument,
@@ -34,7 +35,8 @@ Steps = Generator[Request, Reply, Completion]
 #: Names of sessions whose loss was told to the caller, so that the next use opens a new shell.
 LostSessions = set[str]
 
-MAX_FILE_BYTES = 256 * MIB
+#: Of one read or write: what may travel as one blob. A larger file is refused before its bytes are moved.
+MAX_FILE_BYTES = MAX_BLOB_BYTES
 _MAX_RANGE_BYTES = 16 * MIB
 _WHOLE_WRITE = 4 * MIB
 _CHUNK = 4 * MIB
@@ -183,9 +185,11 @@ def _close_session(op: Operation, lost: LostSessions) -> Steps:
 
 
 def kill_steps(op_id: str) -> Steps:
-    """Kill a running command; the value is whether it was found running."""
-    request = post("/v1/bash/kill", {"op_id": op_id, "signal": "SIGKILL"}, effect=True, guard_s=5.0)
-    return Completion(bool(check.field(json_of((yield request)), "signalled", bool)))
+    """Kill a running command; the value is ``killed``, ``over`` (it runs no more) or ``running`` (ask again)."""
+    data = json_of((yield post("/v1/bash/kill", {"op_id": op_id, "signal": "SIGKILL"}, effect=True, guard_s=5.0)))
+    if check.field(data, "signalled", bool):
+        return Completion("killed")
+    return Completion("running" if check.text(data, "status") == "running" else "over")
 
 
 # --- contents --------------------------------------------------------------------------------
@@ -197,8 +201,8 @@ def _read_file(op: Operation, _lost: LostSessions) -> Steps:
         return (yield from _read_lines(op))
     most = args.get("max_bytes")
     query = {"path": args["path"], "limit": str(MAX_FILE_BYTES)}
-    if most is not None:
-        query["length"] = str(min(most, MAX_FILE_BYTES))
+    if most is not None and most <= MAX_FILE_BYTES:
+        query["length"] = str(most)
     # One streamed answer from one open file: a file replaced meanwhile cannot give a torn mixture.
     reply = yield get(_FILE, query, cap=max(_MARGIN, min(most if most is not None else MAX_FILE_BYTES, MAX_FILE_BYTES)))
     if reply.status != 200:

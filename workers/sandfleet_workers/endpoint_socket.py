@@ -113,7 +113,10 @@ class UnixEndpoint(_Keyed):
             os.close(target)
 
     def _connect_to(self, target: int) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        except OSError as exc:  # no descriptors left
+            raise Unreachable(f"socket: {exc.strerror}", gone=False) from exc
         try:
             # Through the descriptor: no second look at the name, and no limit of 108 bytes on its length.
             sock.connect(f"/proc/self/fd/{target}")

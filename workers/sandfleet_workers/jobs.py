@@ -47,6 +47,7 @@ class Job:
         "plan",
         "request",
         "result",
+        "size",
         "started_at",
         "taken_at",
     )
@@ -57,6 +58,8 @@ class Job:
         self.plan = Plan()
         #: The node's own state for this job.
         self.carry: Any = None
+        #: Bytes of the message, which the node holds in memory while the job waits.
+        self.size = len(getattr(getattr(request, "message", None), "body", None) or "")
         self.taken_at = time.monotonic()
         self.started_at: float | None = None
         self.begun = False
@@ -92,3 +95,6 @@ class Engine(Protocol):
 
     def cancel(self, job: Job) -> None:
         """End a running job; called from any thread, returns soon."""
+
+    def revoked(self, op_id: str) -> None:
+        """Celery dropped a revoked task before the pool saw it."""

@@ -25,12 +25,17 @@ class Lease:
     """Announces the node, renews its lease from a thread of its own, and knows until when it holds.
 
     Renewal is gated on Celery's main loop: a node whose loop hangs consumes nothing, so it must not look alive.
+    A consumer that is connecting to the broker stands still as well, but it does not hang: it will consume.
 
     Args:
         record: What the node says of itself.
         on_tick: Called after each renewal, on this thread: the node's upkeep.
         on_lost: Called once when another incarnation holds the node id.
         on_forgotten: Called when the store had lost its data and the node announced itself again.
+
+    Attributes:
+        reconnecting: The consumer is on its way to the broker; set by Celery's bootsteps.
+        renewals: How many renewals found the node in the registry so far.
     """
 
     def __init__(
@@ -53,15 +58,18 @@ class Lease:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sandfleet-lease", daemon=True)
         self.state = NodeState.READY
+        self.reconnecting = False
+        self.renewals = 0
 
-    def announce(self) -> None:
-        """Take the lease.
+    def announce(self, *, again: bool = False) -> None:
+        """Take the lease, or with ``again`` tell a store that forgot it.
 
         Raises:
             NodeIdInUse: Another incarnation holds it; a killed one's lapses within ``lease_s``.
+            LeaseLost: ``again``, and another incarnation has come since.
         """
         asked_at = boot_s()
-        self._learn(self._store.announce(self._record, lease_s=self._lease_s))
+        self._learn(self._store.announce(self._record, lease_s=self._lease_s, again=again))
         self._valid_until = asked_at + self._lease_s
 
     def start(self) -> None:
@@ -92,7 +100,7 @@ class Lease:
     def _run(self) -> None:
         while not self._stop.wait(min(1.0, self._lease_s / 4)):
             try:
-                if boot_s() - self._loop_ticked_at < self._lease_s:
+                if self.reconnecting or boot_s() - self._loop_ticked_at < self._lease_s:
                     self._renew()
                 else:
                     log.warning("lease.loop_silent", extra={"node_id": self._record.node_id})
@@ -116,7 +124,9 @@ class Lease:
         self._learn(answer.now_ms)
         self.state = answer.state
         if not answer.known:
-            self.announce()
             self._on_forgotten()
+            self.announce(again=True)
             log.warning("node.reannounced", extra={"node_id": self._record.node_id})
+            return
+        self.renewals += 1
         self._valid_until = asked_at + self._lease_s

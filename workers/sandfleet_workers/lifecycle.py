@@ -1,40 +1,36 @@
-"""Creating and destroying the node's sandboxes, and the upkeep of those it holds."""
+"""Creating and destroying the node's sandboxes."""
 
 from __future__ import annotations
 
-import functools
-import json
 import logging
 import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandfleet.backends import Completion, SandboxBackend, SandboxPlan
-from sandfleet.errors import ConfigError, NotStarted, SandfleetError, StartFailed, StoreUnavailable
+from sandfleet.errors import Busy, ConfigError, NotStarted, SandfleetError, StartFailed, StoreUnavailable
 from sandfleet.ids import Identity
-from sandfleet.model import SandboxInfo, SandboxSpec
+from sandfleet.model import SandboxSpec
 from sandfleet.store.base import Route
-from sandfleet.wire import OpMessage, node_queue
+from sandfleet.wire import OpMessage
 from sandfleet_workers.backends import load_backend
+from sandfleet_workers.holdings import Held
+from sandfleet_workers.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from sandfleet_workers.jobs import Job
-    from sandfleet_workers.node import Held, Node
+    from sandfleet_workers.node import Node
 
 __all__ = ["Lifecycle", "thread_directory"]
 
 log = logging.getLogger("sandfleet.node")
 
-#: A recorded operation that is in no queue and in no pool for this long was lost on its way (a broker
-#: connection that died between BRPOP and its answer).
-_LOST_AFTER_MS = 3000
 _CHILDREN = ("workspace", "uploads", "outputs")
 _CONFIRM_WITHIN_S = 10.0
-_COMPARE_EVERY_S = 5.0
+_GONE_WITHIN_S = 60.0
 
 
 def thread_directory(data_root: Path, identity: Identity) -> Path:
@@ -49,27 +45,50 @@ class Lifecycle:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._lock = threading.Lock()
+        self._kinds: dict[str, type[SandboxBackend]] = {}
         self._backends: dict[str, SandboxBackend] = {}
-        self._lost_checked_at = 0.0
-        self._compared_at = time.monotonic()
-        self.run_dir = node.settings.run_root / node.node_id
+        #: What is being ended at this moment; set once it is gone.
+        self._ending: dict[Route, threading.Event] = {}
+        self.upkeep = Upkeep(node, self)
+        #: Set before `open`.
         self.data_id = ""
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the sockets of this node's sandboxes lie. Data roots may share a run_root, and number nodes alike."""
+        return self._node.settings.run_root / f"{self._node.node_id}-{self.data_id[:8]}"
 
     # --- backends ----------------------------------------------------------------------------
 
-    def open(self) -> None:
-        """Load every backend the node offers; leftovers of an earlier run of this node id are removed.
+    def load(self) -> None:
+        """Find every backend the node offers and check that it can run; touches nothing.
 
         Raises:
             ConfigError: A backend cannot run here; the message says what to do.
         """
-        shutil.rmtree(self.run_dir, ignore_errors=True)
-        self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o711)
         for name in self._node.settings.offered:
             kind = load_backend(name)
             problems = kind.check()
             if problems:
                 raise ConfigError(f"backend {name} cannot run here: {'; '.join(problems)}", key="backend")
+            self._kinds[name] = kind
+
+    def open(self) -> None:
+        """Make the backends; leftovers of an earlier run of this node are removed, so its lease must be held.
+
+        Raises:
+            ConfigError: The directory of the node's sockets cannot be made.
+        """
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o711)
+        except OSError as exc:
+            raise ConfigError(
+                f"run_root {self._node.settings.run_root} cannot be used: {exc.strerror}; "
+                "set SANDFLEET_RUN_ROOT to a directory this user may write",
+                key="run_root",
+            ) from exc
+        for name, kind in self._kinds.items():
             self._backends[name] = kind(self._node.settings, self._died)
 
     def _backend(self, name: str) -> SandboxBackend:
@@ -97,29 +116,40 @@ class Lifecycle:
             log.exception("lifecycle.failed", extra={"op_id": job.op_id, "kind": message.kind})
             completion = Completion(error=StartFailed(f"{type(exc).__name__}: {exc}", reason="internal"))
         if completion.error is not None and message.kind == "node.create":
-            self._node.store.create_failed(message.route, completion.error.to_wire())
+            self._give_back(message.route, completion.error)
         self._node.finish(job, completion)
 
-    def _create(self, message: OpMessage) -> dict[str, Any]:
-        from sandfleet_workers.node import Held  # noqa: PLC0415
+    def _give_back(self, route: Route, error: SandfleetError) -> None:
+        try:
+            self._node.store.create_failed(route, error.to_wire())
+        except StoreUnavailable as exc:
+            # The reservation expires by itself, and whoever waits asks again.
+            log.warning("sandbox.failure_not_recorded", extra={"sandbox_id": route.sandbox_id, "error": str(exc)})
 
+    def _create(self, message: OpMessage) -> dict[str, Any]:
         node, route = self._node, message.route
         spec = SandboxSpec.from_wire(message.args.get("spec") or {})
         backend = self._backend(spec.backend)
+        self._end_older(route)
         started = time.monotonic()
         plan = SandboxPlan(
             sandbox_id=route.sandbox_id,
             identity=message.identity,
             epoch=route.epoch,
             user_data=self._user_data(message.identity),
-            run_dir=self.run_dir / route.sandbox_id[:16],
+            # Of this ownership alone: whoever still buries the last one must not remove it.
+            run_dir=self.run_dir / f"{route.sandbox_id[:16]}.{route.epoch:x}",
             spec=spec,
         )
         connection = backend.create(plan)
         node.held[route.sandbox_id] = Held(route, message.identity, spec, backend, connection)
+        if route.sandbox_id not in backend.running():
+            # It died before it was held, so nobody heard of it.
+            self.end(route)
+            raise StartFailed(f"sandbox {route.sandbox_id} ended while it started", reason="died")
         if not self._confirmed(route):
             # The reservation lapsed or belongs to a newer epoch: what we started has no owner.
-            self._end(route.sandbox_id)
+            self.end(route)
             raise NotStarted(
                 f"the reservation of sandbox {route.sandbox_id} lapsed while it started",
                 sandbox_id=route.sandbox_id,
@@ -130,6 +160,23 @@ class Lifecycle:
             extra={"sandbox_id": route.sandbox_id, "took_s": round(took_s, 4), "backend": spec.backend},
         )
         return {"took_s": took_s}
+
+    def _end_older(self, route: Route) -> None:
+        """Nothing of an earlier owner is left here when this returns.
+
+        Raises:
+            NotStarted: The message is the older one.
+            Busy: The earlier one does not end.
+        """
+        held = self._node.held.get(route.sandbox_id)
+        if held is not None and held.route != route:
+            if held.route.epoch > route.epoch:
+                raise NotStarted(
+                    f"sandbox {route.sandbox_id} has a newer owner", reason="stale_route", sandbox_id=route.sandbox_id
+                )
+            held.stopping = True
+            self.end(held.route)
+        self._wait_until_gone(route.sandbox_id)
 
     def _confirmed(self, route: Route) -> bool:
         """Tell the store that the sandbox lives; a store that stays away means nobody will ever know of it."""
@@ -142,7 +189,7 @@ class Lifecycle:
                 return store.created(route) or (asked > 1 and store.route(route.sandbox_id) == route)
             except StoreUnavailable:
                 if time.monotonic() > until:
-                    self._end(route.sandbox_id)
+                    self.end(route)
                     raise
                 time.sleep(0.2)
 
@@ -154,132 +201,87 @@ class Lifecycle:
 
     def _destroy(self, message: OpMessage) -> dict[str, Any]:
         node, route = self._node, message.route
+        self._end_older(route)
         held = node.held.get(route.sandbox_id)
-        if held is not None and held.route == route:
+        if held is not None:
             held.stopping = True
-            self._end(route.sandbox_id)
+            self.end(route)
+        self._wait_until_gone(route.sandbox_id)
         if message.args.get("delete_data") is True:
             _remove_tree(thread_directory(node.settings.data_root, message.identity).parent)
         node.store.stopped(route)
         return {}
 
-    def _end(self, sandbox_id: str) -> None:
-        held = self._node.held.pop(sandbox_id, None)
-        if held is not None:
+    # --- ending ------------------------------------------------------------------------------
+
+    def end(self, route: Route) -> None:
+        """End exactly that sandbox, unless somebody does so already; a newer one of the same id is left alone."""
+        held = self._take(route)
+        if held is None:
+            return
+        try:
             held.connection.close()
-            held.backend.destroy(sandbox_id)
+            held.backend.destroy(route.sandbox_id)
+        finally:
+            with self._lock:
+                self._ending.pop(route).set()
+
+    def _take(self, route: Route) -> Held | None:
+        """Out of what is held and into what is being ended: from here on one thread ends it."""
+        with self._lock:
+            held = self._node.held.get(route.sandbox_id)
+            if held is None or held.route != route:
+                return None
+            del self._node.held[route.sandbox_id]
+            self._ending[route] = threading.Event()
+            return held
+
+    def end_and_tell(self, route: Route) -> None:
+        """End it and free its place."""
+        self.end(route)
+        self._wait_until_gone(route.sandbox_id)
+        self._node.store.stopped(route)
+
+    def is_ending(self, sandbox_id: str) -> bool:
+        """Whether a sandbox of that id is being ended at this moment."""
+        with self._lock:
+            return any(route.sandbox_id == sandbox_id for route in self._ending)
+
+    def _wait_until_gone(self, sandbox_id: str | None = None) -> None:
+        """Return when no other thread ends a sandbox of that id (of any id) any more.
+
+        Raises:
+            Busy: One does not end.
+        """
+        until = time.monotonic() + _GONE_WITHIN_S
+        with self._lock:
+            events = [gone for route, gone in self._ending.items() if sandbox_id in (None, route.sandbox_id)]
+        for gone in events:
+            if not gone.wait(max(0.0, until - time.monotonic())):
+                raise Busy("an earlier sandbox is still being ended", retry_after_s=1.0)
 
     # --- what happens by itself --------------------------------------------------------------
 
     def _died(self, sandbox_id: str, reason: str) -> None:
         """The backend saw a sandbox end by itself: record it at once, so that acquire can trust the registry."""
-        held = self._node.held.pop(sandbox_id, None)
-        if held is None or held.stopping:
-            return
-        log.warning("sandbox.died", extra={"sandbox_id": sandbox_id, "reason": reason})
+        held = self._node.held.get(sandbox_id)
+        if held is None or sandbox_id in held.backend.running():
+            return  # late news of an earlier one: a newer one of that id runs
+        with self._lock:
+            if self._node.held.get(sandbox_id) is not held:
+                return
+            del self._node.held[sandbox_id]
         try:
-            self._node.store.lost(held.route, reason=reason)
+            if not held.stopping:  # else whoever stops it tells
+                log.warning("sandbox.died", extra={"sandbox_id": sandbox_id, "reason": reason})
+                self._node.store.lost(held.route, reason=reason)
         except StoreUnavailable as exc:
             log.warning("sandbox.death_not_recorded", extra={"sandbox_id": sandbox_id, "error": str(exc)})
         held.connection.close()
 
     def tick(self, now_ms: int) -> None:
-        """Upkeep, about once a second: expire holds, end idle warm sandboxes, answer lost messages."""
-        node = self._node
-        warm = node.store.sweep(node.node_id, node.incarnation)
-        idle_ms = int(node.settings.idle_timeout_s * 1000)
-        for sandbox_id, since_ms in warm:
-            held = node.held.get(sandbox_id)
-            if held is None:
-                continue
-            if idle_ms and since_ms < now_ms - idle_ms:
-                self._retire(held, now_ms - idle_ms)
-        if time.monotonic() - self._lost_checked_at > 1.0:
-            self._lost_checked_at = time.monotonic()
-            self._answer_lost(now_ms)
-        if time.monotonic() - self._compared_at > _COMPARE_EVERY_S:
-            self._compared_at = time.monotonic()
-            self._compare(now_ms)
-
-    def _compare(self, now_ms: int) -> None:
-        """Make what this node runs and what the registry says of it agree again."""
-        before = dict(self._node.held)
-        infos = self._node.store.sandboxes(node_id=self._node.node_id)
-        self._end_disowned(before, infos)
-        long_ago = now_ms / 1000 - 2 * _LOST_AFTER_MS / 1000
-        mine = [info for info in infos if info.incarnation == self._node.incarnation and info.used_at < long_ago]
-        suspects = [info for info in mine if info.state in ("creating", "stopping") or info.sandbox_id not in before]
-        if suspects:
-            coming = {op.sandbox_id for op in self._node.store.ops(node_id=self._node.node_id, limit=100_000)}
-            for info in suspects:
-                if info.sandbox_id not in coming:
-                    self._settle(info)
-
-    def _end_disowned(self, before: Mapping[str, Held], infos: Sequence[SandboxInfo]) -> None:
-        """End what this node runs and the registry does not know as its: nobody could ever reach or release it."""
-        node = self._node
-        known = {info.sandbox_id: (info.incarnation, info.epoch) for info in infos}
-        for sandbox_id, held in before.items():
-            route = held.route
-            if held.stopping or known.get(sandbox_id) == (route.incarnation, route.epoch):
-                continue
-            log.warning("sandbox.disowned", extra={"sandbox_id": sandbox_id, "epoch": route.epoch})
-            held.stopping = True
-            node.pool.run_slow(functools.partial(self._end, sandbox_id))
-
-    def _settle(self, info: SandboxInfo) -> None:
-        """Finish what was decided and never came: the message got lost, or whoever was to send it died."""
-        store, held = self._node.store, self._node.held.get(info.sandbox_id)
-        route = Route(info.sandbox_id, info.node_id, info.incarnation, info.epoch)
-        log.warning("sandbox.settled", extra={"sandbox_id": info.sandbox_id, "state": str(info.state)})
-        if info.state == "creating":
-            lost = NotStarted(f"the creation of sandbox {info.sandbox_id} was lost on its way", reason="message_lost")
-            store.create_failed(route, lost.to_wire())
-        elif info.state != "stopping":
-            store.lost(route, reason="its node does not run it")
-        elif held is None:
-            store.stopped(route)
-        elif not held.stopping:
-            held.stopping = True
-            self._node.pool.run_slow(functools.partial(self._end_and_tell, route))
-
-    def _retire(self, held: Held, before_ms: int) -> None:
-        stop = self._node.store.begin_stop(
-            held.route.sandbox_id, owner=None, force=False, reason="idle", if_warm_before_ms=before_ms
-        )
-        if stop.route == held.route and stop.status in ("recorded", "stopping"):
-            held.stopping = True
-            self._node.pool.run_slow(lambda: self._end_and_tell(held.route))
-
-    def _end_and_tell(self, route: Route) -> None:
-        self._end(route.sandbox_id)
-        self._node.store.stopped(route)
-
-    def _answer_lost(self, now_ms: int) -> None:
-        node = self._node
-        if node.store.queue_length(node_queue(node.node_id)):
-            return
-        for view in node.store.ops(node_id=node.node_id, limit=500):
-            mine = view.incarnation == node.incarnation and view.state == "recorded"
-            if mine and view.recorded_at_ms < now_ms - _LOST_AFTER_MS and not node.pool.holds(view.op_id):
-                log.warning("op.message_lost", extra={"op_id": view.op_id})
-                route = Route(view.sandbox_id, view.node_id, view.incarnation, 0)
-                error = NotStarted(f"the message of operation {view.op_id} was lost on its way", reason="message_lost")
-                node.store.finish(view.op_id, route, outcome=error.code, reply=_error_reply(error))
-                current = node.store.route(view.sandbox_id) if view.kind == "node.create" else None
-                if current is not None:
-                    node.store.create_failed(current, error.to_wire())  # whoever waits for it asks again
-
-    def readopt(self) -> None:
-        """The store lost its data: tell it what this node still holds."""
-        node = self._node
-        for sandbox_id, held in list(node.held.items()):
-            if held.stopping:
-                continue
-            if not node.store.adopt(held.identity, held.spec, held.route, data_id=self.data_id):
-                log.warning("sandbox.superseded", extra={"sandbox_id": sandbox_id})
-                held.stopping = True
-                node.pool.run_slow(functools.partial(self._end, sandbox_id))
+        """Upkeep, about once a second."""
+        self.upkeep.tick(now_ms)
 
     def close(self) -> None:
         """End what does not survive this process and say so."""
@@ -292,16 +294,16 @@ class Lifecycle:
             except StoreUnavailable as exc:
                 log.warning("sandbox.end_not_recorded", extra={"sandbox_id": held.route.sandbox_id, "error": str(exc)})
             try:
-                self._end(held.route.sandbox_id)
+                self.end(held.route)
             except (SandfleetError, OSError) as exc:
                 log.warning("sandbox.end_failed", extra={"sandbox_id": held.route.sandbox_id, "error": str(exc)})
+        try:
+            self._wait_until_gone()
+        except Busy as exc:
+            log.warning("sandbox.end_failed", extra={"error": str(exc)})
         for backend in self._backends.values():
             backend.close()
         shutil.rmtree(self.run_dir, ignore_errors=True)
-
-
-def _error_reply(error: SandfleetError) -> str:
-    return json.dumps({"error": error.to_wire()})
 
 
 def _remove_tree(path: Path) -> None:

@@ -7,15 +7,11 @@ import json
 import logging
 import os
 import signal
-import threading
 import time
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from sandfleet import blobs
-from sandfleet.backends import Completion, Connection, Operation, SandboxBackend
+from sandfleet.backends import Completion, Operation
 from sandfleet.config import Settings
 from sandfleet.errors import (
     Cancelled,
@@ -31,13 +27,14 @@ from sandfleet.errors import (
     SandfleetError,
     StoreUnavailable,
 )
-from sandfleet.ids import Identity, new_token
-from sandfleet.model import NodeState, SandboxSpec
+from sandfleet.ids import new_token
+from sandfleet.model import NodeState
 from sandfleet.ops import OPS, parse_args
 from sandfleet.store.base import Claim, Route, Store
 from sandfleet.wire import OpMessage
-from sandfleet_workers.answers import celery_result, encode_reply
+from sandfleet_workers.answers import Outbox, celery_result, encode_reply
 from sandfleet_workers.batch import BatchRun
+from sandfleet_workers.holdings import Carry, Held
 from sandfleet_workers.jobs import Job, Plan
 from sandfleet_workers.pool import LanePool
 
@@ -46,29 +43,6 @@ __all__ = ["Held", "Node"]
 log = logging.getLogger("sandfleet.node")
 
 LIFECYCLE = frozenset({"node.create", "node.destroy"})
-
-
-@dataclass(slots=True)
-class Held:
-    """A sandbox this node holds."""
-
-    route: Route
-    identity: Identity
-    spec: SandboxSpec
-    backend: SandboxBackend
-    connection: Connection
-    stopping: bool = False
-
-
-@dataclass(slots=True)
-class _Carry:
-    """What the node remembers of a job between its steps."""
-
-    message: OpMessage
-    route: Route
-    claimed: bool = False
-    finished: bool = False
-    batch: BatchRun | None = None
 
 
 class Node:
@@ -93,8 +67,7 @@ class Node:
         self.draining = False
         #: Another incarnation owns the node id: nothing in the store is ours any more.
         self.fenced = False
-        self._unsent: deque[tuple[str, Route, str, str]] = deque(maxlen=10_000)
-        self._unsent_lock = threading.Lock()
+        self.outbox = Outbox(store)
 
     # --- Engine: deciding lanes --------------------------------------------------------------
 
@@ -112,18 +85,18 @@ class Node:
             job.request.name.partition(".")[2],
         ):
             raise InvalidArgument("the message does not belong to this task id and name")
-        job.carry = _Carry(message, message.route)
+        job.carry = Carry(message, message.route)
         if message.kind in LIFECYCLE:
             return Plan(exclusive=(f"{message.route.sandbox_id}/life",), lifecycle=True)
         if message.kind == "cancel":
             return Plan()
-        return Plan(message.lanes, (message.route.sandbox_id,), _size_of(message.content))
+        return Plan(message.lanes, (message.route.sandbox_id,), job.size)
 
     # --- Engine: starting --------------------------------------------------------------------
 
     def begin(self, job: Job) -> None:
         """Check, claim and start one operation; its completion answers it."""
-        carry: _Carry = job.carry
+        carry: Carry = job.carry
         message = carry.message
         try:
             if job.cancelled:
@@ -188,7 +161,7 @@ class Node:
         args: dict[str, Any] = parse_args(message.kind, raw).model_dump(exclude_unset=True)
         return args, content
 
-    def _claim(self, job: Job, carry: _Carry) -> bool:
+    def _claim(self, job: Job, carry: Carry) -> bool:
         """Take the right to start; False if somebody answered already."""
         if not self.lease.holds():
             raise NotStarted(f"node {self.node_id} lost touch with Redis", reason="lease", retry_after_s=1.0)
@@ -310,45 +283,60 @@ class Node:
 
     def _answer_record(self, op_id: str, error: SandfleetError) -> None:
         """Answer a message that could not be read, if somebody recorded it for this node and so waits."""
-        reply = json.dumps({"error": error.to_wire()})
         try:
             view = self.store.op(op_id)
             if view is not None and view.state == "recorded" and view.incarnation == self.incarnation:
                 route = Route(view.sandbox_id, self.node_id, self.incarnation, 0)
-                self.store.finish(op_id, route, outcome=error.code, reply=reply)
+                reply = json.dumps({"error": error.to_wire()})
+                self.store.finish(op_id, route, outcome=error.code, reply=reply, only_recorded=True)
         except StoreUnavailable as exc:
             log.warning("op.refusal_not_sent", extra={"op_id": op_id, "error": str(exc)})
 
+    def revoked(self, op_id: str) -> None:
+        """Celery dropped a revoked task before the pool saw it: tell its caller, or the SDK would send it again."""
+        self._answer_record(op_id, Cancelled(f"operation {op_id} was revoked", started=False, op_id=op_id))
+
     def finish(self, job: Job, completion: Completion) -> None:
-        """Send the reply, then let the pool move on. Exactly once per job."""
-        carry: _Carry = job.carry
+        """Send the reply, then let the pool move on. Exactly once per job, whatever goes wrong on the way."""
+        carry: Carry = job.carry
         if carry.finished:
             return
         carry.finished = True
-        message = carry.message
-        outcome = "ok"
-        error = completion.error
-        if error is None and job.cancelled and isinstance(completion.value, dict) and "cancelled" in completion.value:
-            completion.value["cancelled"] = True
         try:
+            self._answer(job, carry, completion)
+        except Exception as exc:
+            # A lane that never moves on would be worse than any answer.
+            log.exception("op.answer_failed", extra={"op_id": job.op_id})
+            self._answer(job, carry, Completion(error=self._untold(job, carry, exc)))
+        finally:
+            self.pool.complete(job)
+
+    def _answer(self, job: Job, carry: Carry, completion: Completion) -> None:
+        message, error, value = carry.message, completion.error, completion.value
+        if error is None and job.cancelled and isinstance(value, dict) and "cancelled" in value:
+            value["cancelled"] = True
+        try:
+            if error is None:
+                job.result = celery_result(completion, shown_only=job.request.ignore_result)
             payload = self._reply(job, message, completion)
         except SandfleetError as exc:
-            # The effect happened but its answer does not fit through: say so instead of losing it. Not with the
-            # error itself, which may say that the call can be repeated.
-            error = exc
-            if carry.claimed:
-                why = f"{message.kind} ran, but its answer could not be sent: {exc}"
-                error = OutcomeUnknown(why, reason=exc.code, op_id=job.op_id)
+            error = self._untold(job, carry, exc)
             payload = self._reply(job, message, Completion(error=error))
         if error is not None:
-            outcome = error.code
             job.failure = OperationFailed(json.dumps(error.to_wire()))
-        else:
-            job.result = celery_result(completion, shown_only=job.request.ignore_result)
-        self._send(job.op_id, message.route, outcome, payload)
-        if message.content is not None and "blob" in message.content:
-            self._drop_blob(message.content)
-        self.pool.complete(job)
+            if message.kind == "node.create":
+                self.store.create_failed(message.route, error.to_wire())
+        self.outbox.send(job.op_id, message.route, error.code if error is not None else "ok", payload)
+        blobs.drop(self.store, message.content)
+
+    @staticmethod
+    def _untold(job: Job, carry: Carry, exc: Exception) -> SandfleetError:
+        """The effect happened but its answer cannot be sent: say so. Not with the error itself, which may tell
+        the caller to repeat."""
+        if not carry.claimed:
+            return exc if isinstance(exc, SandfleetError) else InternalError(f"{type(exc).__name__}: {str(exc)[:200]}")
+        why = f"{carry.message.kind} ran, but its answer could not be sent: {type(exc).__name__}: {str(exc)[:200]}"
+        return OutcomeUnknown(why, reason=getattr(exc, "code", "internal"), op_id=job.op_id)
 
     def _reply(self, job: Job, message: OpMessage, completion: Completion) -> str:
         now = time.monotonic()
@@ -357,30 +345,12 @@ class Node:
         spent = (round(max(0.0, queued_ms), 2), round((began - job.taken_at) * 1000, 2), round((now - began) * 1000, 2))
         return encode_reply(self.store, completion, client=message.reply_to, spent_ms=spent)
 
-    def _send(self, op_id: str, route: Route, outcome: str, payload: str) -> None:
-        try:
-            self.store.finish(op_id, route, outcome=outcome, reply=payload)
-        except StoreUnavailable as exc:
-            log.warning("op.reply_kept", extra={"op_id": op_id, "error": str(exc)})
-            with self._unsent_lock:
-                self._unsent.append((op_id, route, outcome, payload))
-
-    def _drop_blob(self, content: Mapping[str, Any]) -> None:
-        try:
-            blobs.drop(self.store, content)
-        except StoreUnavailable as exc:
-            log.info("blob.left_to_expire", extra={"blob_id": content.get("blob"), "error": str(exc)})
-
     # --- upkeep, from the lease's thread -----------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
         """Send replies that Redis did not take, answer lost messages, end idle sandboxes."""
-        while self._unsent:
-            with self._unsent_lock:
-                op_id, route, outcome, payload = self._unsent.popleft()
-            self._send(op_id, route, outcome, payload)
-            if self._unsent and self._unsent[-1][0] == op_id:
-                return
+        self.outbox.flush()
+        self.pool.tell_again()
         self.pool.expire(lambda job: job.carry is not None and job.carry.message.start_by_ms < now_ms)
         self.lifecycle.tick(now_ms)
 
@@ -415,22 +385,16 @@ class Node:
             self.store.close()
             return
         try:
-            self.store.set_node_state(self.node_id, NodeState.DRAINING)
+            self.store.set_node_state(self.node_id, NodeState.DRAINING, incarnation=self.incarnation)
             self.drain()
         except StoreUnavailable as exc:
             log.warning("node.drain_failed", extra={"node_id": self.node_id, "error": str(exc)})
         self.lease.stop()
         self.lifecycle.close()
         try:
-            self.store.set_node_state(self.node_id, NodeState.GONE)
+            self.store.set_node_state(self.node_id, NodeState.GONE, incarnation=self.incarnation)
             while self.store.close_incarnation(self.node_id, None, reason="the node left").more:
                 pass
         except StoreUnavailable as exc:
             log.warning("node.leave_failed", extra={"node_id": self.node_id, "error": str(exc)})
         self.store.close()
-
-
-def _size_of(content: Mapping[str, Any] | None) -> int:
-    """Bytes a waiting job holds in memory; a blob waits in Redis."""
-    inline = (content or {}).get("t") or (content or {}).get("b")
-    return len(inline) if isinstance(inline, str) else 0

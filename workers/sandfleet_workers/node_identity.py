@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import secrets
 import socket
 from pathlib import Path
 
@@ -68,24 +69,44 @@ def hold_node_id(data_root: Path, wanted: str | None) -> HeldNodeId:
 
 
 def data_id(data_root: Path) -> str:
-    """The id of the data root itself: nodes that share it (one machine, NFS) share thread data."""
+    """The id of the data root itself: nodes that share it (one machine, NFS) share thread data.
+
+    Raises:
+        ConfigError: It cannot be read or made, or what is there is no id.
+    """
     path = data_root / "data-id"
-    for _ in range(2):
+    try:
+        if not path.exists():
+            _make_data_id(path)
+        # Read even by whoever made it: of several nodes that start at once, one wins, and all must agree.
+        found = path.read_text(errors="replace").strip()
+    except OSError as exc:
+        raise ConfigError(
+            f"{path} cannot be made or read: {exc.strerror}; "
+            "set SANDFLEET_DATA_ROOT to a directory this user may write",
+            key="data_root",
+        ) from exc
+    if not re.fullmatch(r"[0-9a-f]{32}", found):
+        raise ConfigError(f"{path} does not hold a data id; restore it from a backup", key="data_root")
+    return found
+
+
+def _make_data_id(path: Path) -> None:
+    """Put a new id there, complete from its first moment on, unless another node was faster."""
+    # A random name: in containers every node may be the same pid.
+    fresh = path.with_name(f"data-id.{secrets.token_hex(8)}")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
         try:
-            found = path.read_text().strip()
-            if re.fullmatch(r"[0-9a-f]{32}", found):
-                return found
-            raise ConfigError(f"{path} does not hold a data id; restore it from a backup", key="data_root")
-        except FileNotFoundError:
-            fresh = path.with_name(f"data-id.{os.getpid()}")
-            fresh.write_text(new_op_id() + "\n")
-            try:
-                os.link(fresh, path)  # the first of several nodes wins
-            except FileExistsError:
-                pass
-            finally:
-                fresh.unlink()
-    raise ConfigError(f"{path} cannot be made", key="data_root")
+            os.write(fd, f"{new_op_id()}\n".encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.link(fresh, path)
+    except FileExistsError:
+        pass  # the first of several nodes won
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def _host() -> str:

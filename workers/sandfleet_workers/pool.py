@@ -13,12 +13,13 @@ import functools
 import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
 from celery.concurrency.base import BasePool, apply_target
+from celery.signals import task_revoked
 from celery.worker.state import requests as celery_requests
 from celery.worker.state import revoked as celery_revoked
 from celery.worker.state import task_ready
@@ -62,6 +63,8 @@ class LanePool(BasePool):
         self._finished: OrderedDict[str, None] = OrderedDict()
         self._bytes = 0
         self._closed = False
+        #: Results of plain callers that Redis did not take; the oldest give way.
+        self._untold: deque[Job] = deque(maxlen=1000)
         self._lanes = Lanes(max_depth=10_000)
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._slow: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -84,6 +87,13 @@ class LanePool(BasePool):
         for number in range(lifecycle_threads):
             self._spawn(f"sandfleet-lifecycle-{number}", self._slow)
         self.engine = engine
+        task_revoked.connect(self._revoked)
+
+    def _revoked(self, request: Any = None, **_: Any) -> None:
+        """Celery dropped a revoked task at the door; a job of ours is told by its handle."""
+        engine, op_id = self.engine, getattr(request, "id", "")
+        if engine is not None and not self.holds(op_id):
+            self._work.put(functools.partial(engine.revoked, op_id))
 
     def _spawn(self, name: str, work: SimpleQueue[Callable[[], None] | None]) -> None:
         thread = threading.Thread(target=_serve, args=(work,), name=name, daemon=True)
@@ -139,6 +149,8 @@ class LanePool(BasePool):
 
     def _second_delivery(self, job: Job, known: Job | None) -> None:
         log.warning("op.second_delivery", extra={"op_id": job.op_id})
+        # Acknowledged, or kombu would restore it with every broken connection.
+        job.request.acknowledge()
         task_ready(job.request)
         if known is not None:
             # Celery keeps one request per id, and the first delivery is the one that can still be revoked.
@@ -217,17 +229,31 @@ class LanePool(BasePool):
         try:
             if job.started_at is None:
                 request.on_accepted(threading.get_native_id(), time.monotonic())
-            _OUTCOMES[job.op_id] = job
-            try:
-                failed, value, runtime = job._trace()
-            finally:
-                _OUTCOMES.pop(job.op_id, None)
+            failed, value, runtime = self._run_tracer(job)
+            if failed and job.failure is None and not job.dropped and not request.ignore_result:
+                # The operation went well and its result could not be stored: a plain caller waits for it.
+                log.warning("op.result_kept", extra={"op_id": job.op_id})
+                self._untold.append(job)
+                return
             if job.started_at is not None and not failed:
                 runtime = time.monotonic() - job.started_at
             request.on_success((failed, value, runtime))
         except Exception:
             log.exception("op.trace_failed", extra={"op_id": job.op_id})
             task_ready(request)
+
+    @staticmethod
+    def _run_tracer(job: Job) -> Any:
+        _OUTCOMES[job.op_id] = job
+        try:
+            return job._trace()
+        finally:
+            _OUTCOMES.pop(job.op_id, None)
+
+    def tell_again(self) -> None:
+        """Store the results that could not be stored; those that still cannot wait for the next call."""
+        for _ in range(len(self._untold)):
+            self._work.put(functools.partial(self._trace, self._untold.popleft()))
 
     # --- cancel, drain, stop -----------------------------------------------------------------
 

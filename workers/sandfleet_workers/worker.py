@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -12,6 +14,7 @@ from typing import Any
 
 from celery import Celery, bootsteps
 from celery.platforms import SecurityWarning  # type: ignore[attr-defined]  # missing in the stubs
+from celery.worker.consumer import Consumer
 from celery.worker.control import control_command, inspect_command
 
 import sandfleet
@@ -19,6 +22,7 @@ from sandfleet.celery_app import celery_app, queue_of
 from sandfleet.config import Settings
 from sandfleet.errors import NodeIdInUse, SandfleetError, StoreUnavailable
 from sandfleet.intake import guard_intake
+from sandfleet.model import NodeState
 from sandfleet.store import open_store
 from sandfleet.store.base import NodeRecord
 from sandfleet.wire import node_queue
@@ -31,6 +35,10 @@ __all__ = ["node_app", "run_node"]
 
 log = logging.getLogger("sandfleet.node")
 
+#: kombu's pauses between two tries to reach the broker, in seconds.
+_RECONNECT = {"interval_start": 0.2, "interval_step": 0.2, "interval_max": 1.0}
+_DRAIN_LOOK_S = 0.05
+
 
 def node_app(settings: Settings, held: HeldNodeId) -> Celery:
     """The Celery app of one node, consuming exactly its own queue with `LanePool`."""
@@ -39,6 +47,7 @@ def node_app(settings: Settings, held: HeldNodeId) -> Celery:
     app.conf.update(
         task_queues=[queue],
         worker_pool="sandfleet_workers.pool:LanePool",
+        worker_consumer="sandfleet_workers.worker:NodeConsumer",
         worker_concurrency=settings.concurrency,
         worker_enable_remote_control=True,
         worker_max_tasks_per_child=None,
@@ -79,18 +88,21 @@ class NodeStep(bootsteps.StartStopStep):
         )
         node = Node(settings, store, parent.pool, held.node_id)
         node.lifecycle.data_id = data_id(settings.data_root)
-        node.lifecycle.open()
+        node.lifecycle.load()
         node.lease = Lease(
             store,
             _record(settings, node),
             lease_s=settings.lease_s,
             on_tick=node.tick,
             on_lost=node.lost,
-            on_forgotten=node.lifecycle.readopt,
+            on_forgotten=node.lifecycle.upkeep.forgotten,
         )
         _take_lease(node.lease, settings.lease_s)
-        while store.close_incarnation(held.node_id, node.incarnation, reason="its node came back").more:
-            pass
+        try:
+            _take_over(node)
+        except BaseException:
+            _give_lease_back(node)
+            raise
         parent.pool.attach(
             node,
             max_lane=settings.max_lane,
@@ -99,6 +111,7 @@ class NodeStep(bootsteps.StartStopStep):
             lifecycle_threads=settings.start_concurrency,
         )
         parent.app.sandfleet_node = self.node = node
+        node.lease.reconnecting = True  # the consumer is about to connect for the first time
         node.lease.start()
         log.info("node.started", extra={"node_id": held.node_id, "incarnation": node.incarnation})
 
@@ -138,8 +151,36 @@ def _take_lease(lease: Lease, lease_s: float) -> None:
             time.sleep(0.2)
 
 
+def _take_over(node: Node) -> None:
+    """What only the lease's holder may do: remove what an earlier run left, here and in the store."""
+    node.lifecycle.open()
+    while node.store.close_incarnation(node.node_id, node.incarnation, reason="its node came back").more:
+        pass
+
+
+def _give_lease_back(node: Node) -> None:
+    try:
+        node.store.set_node_state(node.node_id, NodeState.GONE, incarnation=node.incarnation)
+    except SandfleetError as exc:
+        log.warning("node.leave_failed", extra={"node_id": node.node_id, "error": str(exc)})
+
+
+class NodeConsumer(Consumer):
+    """Celery's consumer, except that it asks for its broker at least once a second.
+
+    Celery pauses 2, 4, 6… seconds: an outage of ten seconds would cost twenty. There is no setting for it.
+    """
+
+    def ensure_connected(self, conn: Any) -> Any:
+        conn.ensure_connection = functools.partial(conn.ensure_connection, **_RECONNECT)
+        return super().ensure_connected(conn)
+
+
 class LoopTick(bootsteps.StartStopStep):
-    """Tells the lease that Celery's main loop turns. Restarts with every connection; stopping means nothing."""
+    """Tells the lease that Celery's main loop turns, or that it stands still because the broker is away.
+
+    Restarts with every connection.
+    """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -148,14 +189,17 @@ class LoopTick(bootsteps.StartStopStep):
         self.timer: Any = None
 
     def start(self, parent: Any) -> None:
-        node = parent.app.sandfleet_node
-        node.lease.loop_ticked()
-        self.timer = parent.timer.call_repeatedly(0.5, node.lease.loop_ticked)
+        lease = parent.app.sandfleet_node.lease
+        lease.loop_ticked()
+        lease.reconnecting = False
+        self.timer = parent.timer.call_repeatedly(0.5, lease.loop_ticked)
 
     def stop(self, parent: Any) -> None:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+        # A consumer that stops is on its way to the next connection, unless the worker itself ends.
+        parent.app.sandfleet_node.lease.reconnecting = parent.blueprint.state == bootsteps.RUN  # type: ignore[attr-defined]  # missing in the stubs
 
     shutdown = stop
 
@@ -164,17 +208,23 @@ class LoopTick(bootsteps.StartStopStep):
 def drain(state: Any) -> dict[str, Any]:
     """Remote control: finish what runs, answer what waits, take nothing new; then end."""
     node = state.app.sandfleet_node
+    if node.draining:
+        return {"ok": f"node {node.node_id} drains already"}
     node.pool.run_slow(lambda: _drain_and_stop(node))
     return {"ok": f"node {node.node_id} drains"}
 
 
 def _drain_and_stop(node: Node) -> None:
-    import signal  # noqa: PLC0415
-
     try:
+        node.store.set_node_state(node.node_id, NodeState.DRAINING, incarnation=node.incarnation)
         node.drain()
     except StoreUnavailable as exc:
         log.warning("node.drain_failed", extra={"node_id": node.node_id, "error": str(exc)})
+    until = time.monotonic() + node.settings.drain_timeout_s
+    while (running := node.pool.counts()[0]) and time.monotonic() < until:
+        time.sleep(_DRAIN_LOOK_S)
+    if running:
+        log.warning("node.drain_cut_short", extra={"node_id": node.node_id, "running": running})
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -7,7 +7,7 @@ both. All points in time are milliseconds of the *store's* clock, never of a cal
 The facts kept here (``{p}`` is the deployment's prefix):
 
 =========================  ==========================================================================
-``{p}fleet``               hash: when this store first served a fleet; its absence means data was lost
+``{p}fleet``               hash: since when this store serves a fleet, its longest lease, until when it recovers
 ``{p}nodes``               set of node ids; ``{p}node:{id}`` hash, ``{p}lease:{id}`` string incarnation + PX
 ``{p}sandbox:{sid}``       hash: identity, route (node, incarnation, epoch), state, spec…; ``{p}sandboxes`` zset of all
 ``{p}thread:{digest}``     hash: sandbox_id, data_id (home of its data), epoch of the last owner
@@ -17,6 +17,7 @@ The facts kept here (``{p}`` is the deployment's prefix):
 ``{p}agents:{sid}``        zset agent → expiry;  ``{p}busy:{sid}`` zset op id → expiry
 ``{p}waiting:{digest}``    hash of acquires that wait for this thread's sandbox, and the last request for one
 ``{p}op:{op_id}``          hash: the op record;  ``{p}inflight:{node}`` zset op id → sequence
+``{p}answer:{op_id}``      string: a reply too big to be kept as long as its record
 ``{p}reply:{client}``      stream of replies
 ``{p}blob:{id}:{n}``       chunks; ``{p}blob:{id}`` hash, ``{p}blobs`` zset and ``{p}bytes`` hash keep the byte budget
 ``{p}lock:{name}``         string token + PX;  ``{p}story:{id}`` list of recent transitions
@@ -26,7 +27,7 @@ The facts kept here (``{p}`` is the deployment's prefix):
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sandfleet.ids import Identity
@@ -45,6 +46,7 @@ from sandfleet.store.values import (
     Reserved,
     Route,
     Waiter,
+    wants_errors_only,
 )
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "Route",
     "Store",
     "Waiter",
+    "wants_errors_only",
 ]
 
 
@@ -79,8 +82,12 @@ class Store(ABC):
         """The store's clock in unix milliseconds."""
 
     @abstractmethod
-    def announce(self, node: NodeRecord, *, lease_s: float) -> int:
+    def announce(self, node: NodeRecord, *, lease_s: float, again: bool = False) -> int:
         """Register this incarnation of a node, state ready, and take its lease; gives the store's time in ms.
+
+        ``again`` says that this incarnation had announced itself before. If the store does not know it, the store
+        lost its data: for the longest lease announced, threads it knows nothing of are not placed (`reserve` says
+        recovering), because their sandboxes may be about to be adopted.
 
         Repeating it for the same incarnation is harmless (and restores a registration that the store lost;
         a cordon set before is kept). Inflight entries of earlier incarnations are left for
@@ -104,8 +111,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def set_node_state(self, node_id: str, state: NodeState) -> bool:
-        """Cordon, drain or open a node; False if no such node.
+    def set_node_state(self, node_id: str, state: NodeState, *, incarnation: str | None = None) -> bool:
+        """Cordon, drain or open a node; False if no such node, or if ``incarnation`` is given and another is current.
 
         ``GONE`` is what a leaving node says of itself last: its lease is deleted with it, so that
         `close_incarnation` may follow at once.
@@ -187,8 +194,8 @@ class Store(ABC):
     @abstractmethod
     def adopt(self, identity: Identity, spec: SandboxSpec, route: Route, *, data_id: str) -> bool:
         """A node re-announces a sandbox it holds after the store lost its data (or under a new incarnation): live
-        again if nothing newer is known of the thread (epoch ≤ route.epoch) and a place is free or already this
-        sandbox's. False: somebody newer owns it or it is being removed, destroy it.
+        again if nothing newer is known of the thread (epoch ≤ route.epoch). Never refused for want of a place: it runs,
+        and somebody may be in it. False: somebody newer owns it or it is being removed, destroy it.
 
         Raises:
             LeaseLost: The incarnation does not hold its node's lease; announce first (nothing is to be destroyed).
@@ -202,8 +209,9 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def renew_agents(self, agent: str, sandbox_ids: Sequence[str], *, ttl_s: float) -> list[str]:
-        """Push the agent's holds; gives the ids that are no longer live or no longer hold it."""
+    def renew_agents(self, agent: str, holds: Mapping[str, str], *, ttl_s: float) -> list[str]:
+        """Hold every sandbox of ``holds`` (sandbox id → owner's digest) ``ttl_s`` longer; gives those that are not live
+        or not that owner's. A hold that lapsed or that the store lost is taken again; the sandbox is not warm then."""
 
     @abstractmethod
     def begin_stop(
@@ -262,13 +270,27 @@ class Store(ABC):
         """Take the right to start the effect, once: see `Claim`."""
 
     @abstractmethod
-    def finish(self, op_id: str, route: Route, *, outcome: str, reply: str, keep_s: float = 60.0) -> bool:
-        """Answer the operation: state done, reply kept ``keep_s`` seconds and appended to the client's stream if that
-        exists; inflight and busy entries removed. False if it was closed before (that answer stands), or is unknown.
+    def finish(
+        self,
+        op_id: str,
+        route: Route,
+        *,
+        outcome: str,
+        reply: str,
+        keep_s: float = 60.0,
+        only_recorded: bool = False,
+    ) -> bool:
+        """Answer the operation: state done, reply appended to the client's stream if that exists (to one that wants
+        errors only, see `OpRecord`, nothing but those); inflight and busy entries removed. False if it was closed
+        before (that answer stands), or is unknown.
+
+        The record of an effect goes on protecting its op id until an hour past the deadline, with the reply if that
+        has at most 4 KiB; a bigger one is kept ``keep_s`` seconds. Without effect ``keep_s`` is for the whole record.
 
         Args:
             outcome: ``ok`` or the error's code.
             reply: The reply JSON, at most 512 KiB.
+            only_recorded: Leave a claimed operation alone and give False: whoever claimed it answers.
         """
 
     @abstractmethod
@@ -303,6 +325,10 @@ class Store(ABC):
     def read_replies(self, client: str, cursor: str, *, block_s: float) -> list[Reply]:
         """Entries after ``cursor`` ("0" = from the start), up to 500, waiting up to ``block_s`` for the first. Uses a
         connection of its own: one reader thread per client calls this."""
+
+    @abstractmethod
+    def trim_replies(self, client: str, cursor: str) -> None:
+        """Drop the entries up to and including ``cursor``: they are handled, by this reader or another."""
 
     @abstractmethod
     def reply(self, waiter: Waiter, payload: str) -> bool:

@@ -31,5 +31,8 @@ class Keys:
     def op(self, op_id: str) -> str:
         return f"{self.prefix}op:{op_id}"
 
+    def answer(self, op_id: str) -> str:
+        return f"{self.prefix}answer:{op_id}"
+
     def lock(self, name: str) -> str:
         return f"{self.prefix}lock:{name}"

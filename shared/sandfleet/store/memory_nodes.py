@@ -19,7 +19,7 @@ class MemoryNodes(MemoryState, Store):
     def now_ms(self) -> int:
         return self._now()
 
-    def announce(self, node: NodeRecord, *, lease_s: float) -> int:
+    def announce(self, node: NodeRecord, *, lease_s: float, again: bool = False) -> int:
         with self._lock:
             now, held = self._now(), self._leases.get(node.node_id)
             if held is not None and held != node.incarnation:
@@ -38,6 +38,9 @@ class MemoryNodes(MemoryState, Store):
                 self._nodes.put(node.node_id, Node(node, NodeState.READY, now, {}, retired), DAY_MS)
                 self._tell(node.node_id, "announced", incarnation=node.incarnation)
             self._leases.put(node.node_id, node.incarnation, ms_of(lease_s))
+            self._longest_lease_ms = max(self._longest_lease_ms, ms_of(lease_s))
+            if again and known is None:
+                self._recovering_until = now + self._longest_lease_ms
             return now
 
     def renew(
@@ -57,10 +60,12 @@ class MemoryNodes(MemoryState, Store):
                 node.load = dict(load)
             return Renewal(self._now(), node.state, known=True)
 
-    def set_node_state(self, node_id: str, state: NodeState) -> bool:
+    def set_node_state(self, node_id: str, state: NodeState, *, incarnation: str | None = None) -> bool:
         with self._lock:
             node = self._nodes.get(node_id)
             if node is None or node.state == NodeState.GONE:
+                return False
+            if incarnation and node.record.incarnation != incarnation:
                 return False
             if node.state != state:
                 node.state = state

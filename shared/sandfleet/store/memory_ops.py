@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sandfleet.model import NodeState
-from sandfleet.store.base import Claim, OpRecord, OpView, Push, Recorded, Route, Store
+from sandfleet.store.base import Claim, OpRecord, OpView, Push, Recorded, Route, Store, wants_errors_only
 from sandfleet.store.codec import check_reply, ms_of
-from sandfleet.store.memory_state import MemoryState, Op
+from sandfleet.store.memory_state import DAY_MS, MemoryState, Op
 
 _OP_GRACE_MS = 600_000
+_EFFECT_GRACE_MS = 3_600_000
+_LONGEST_MS = 2 * DAY_MS
+_BIG_REPLY_BYTES = 4096
 _BUSY_GRACE_MS = 30_000
 
 
@@ -19,11 +24,13 @@ class MemoryOps(MemoryState, Store):
             now, route = self._now(), op.route
             known = self._ops.get(op.op_id)
             if known is not None:
-                return _again(known, op, now)
+                return self._again(known, op)
             refused = self._why_not(op, max_inflight)
             if refused is not None:
                 return refused
-            ttl = max(op.deadline_ms, now) + _OP_GRACE_MS - now
+            op = replace(op, deadline_ms=min(op.deadline_ms, now + _LONGEST_MS))
+            grace = _EFFECT_GRACE_MS if op.effect else _OP_GRACE_MS
+            ttl = max(op.deadline_ms, now) + grace - now
             self._ops.put(op.op_id, Op(op, now), ttl)
             self._inflight[route.node_id][op.op_id] = None
             if op.expect == "live":
@@ -32,6 +39,16 @@ class MemoryOps(MemoryState, Store):
             if push is not None:
                 self._push(push)
             return Recorded("recorded", now)
+
+    def _again(self, known: Op, op: OpRecord) -> Recorded:
+        now, before = self._now(), known.record
+        same = (before.route.sandbox_id, before.kind, before.owner) == (op.route.sandbox_id, op.kind, op.owner)
+        if not same:
+            return Recorded("conflict", now)
+        return Recorded("duplicate", now, before.route, known.state, self._reply(op.op_id, known))
+
+    def _reply(self, op_id: str, op: Op) -> str | None:
+        return self._answers.get(op_id) if op.reply is None and op.state == "done" else op.reply
 
     def _why_not(self, op: OpRecord, max_inflight: int) -> Recorded | None:
         now, route = self._now(), op.route
@@ -77,7 +94,16 @@ class MemoryOps(MemoryState, Store):
             op.state, op.claimed_ms = "claimed", now
             return Claim("claimed", now)
 
-    def finish(self, op_id: str, route: Route, *, outcome: str, reply: str, keep_s: float = 60.0) -> bool:
+    def finish(
+        self,
+        op_id: str,
+        route: Route,
+        *,
+        outcome: str,
+        reply: str,
+        keep_s: float = 60.0,
+        only_recorded: bool = False,
+    ) -> bool:
         check_reply(reply)
         with self._lock:
             op = self._ops.get(op_id)
@@ -85,13 +111,19 @@ class MemoryOps(MemoryState, Store):
                 return False
             at = op.record.route
             same = (at.node_id, at.incarnation) == (route.node_id, route.incarnation)
-            if op.state == "claimed" and not same:
+            if op.state == "claimed" and (only_recorded or not same):
                 return False
             self._inflight[at.node_id].pop(op_id, None)
             was_busy = self._busy[at.sandbox_id].pop(op_id, None) is not None
-            op.state, op.outcome, op.finished_ms, op.reply = "done", outcome, self._now(), reply
-            self._ops.touch(op_id, ms_of(keep_s))
-            self._send(op.record.reply_to, op_id, reply)
+            op.state, op.outcome, op.finished_ms = "done", outcome, self._now()
+            if op.record.effect and len(reply.encode()) > _BIG_REPLY_BYTES:
+                self._answers.put(op_id, reply, ms_of(keep_s))
+            else:
+                op.reply = reply
+            if not op.record.effect:
+                self._ops.touch(op_id, ms_of(keep_s))
+            if outcome != "ok" or not wants_errors_only(op.record.reply_to):
+                self._send(op.record.reply_to, op_id, reply)
             if was_busy:
                 self._settle(at)
             return True
@@ -122,7 +154,7 @@ class MemoryOps(MemoryState, Store):
                 claimed_at_ms=op.claimed_ms,
                 finished_at_ms=op.finished_ms,
                 deadline_ms=record.deadline_ms,
-                reply=op.reply,
+                reply=self._reply(op_id, op),
                 reply_to=record.reply_to,
             )
 
@@ -140,11 +172,3 @@ class MemoryOps(MemoryState, Store):
 
     def queue_length(self, queue: str) -> int:
         return len(self.queues.get(queue, ()))
-
-
-def _again(known: Op, op: OpRecord, now: int) -> Recorded:
-    before = known.record
-    same = (before.route.sandbox_id, before.kind, before.owner) == (op.route.sandbox_id, op.kind, op.owner)
-    if not same:
-        return Recorded("conflict", now)
-    return Recorded("duplicate", now, before.route, known.state, known.reply)

@@ -40,6 +40,13 @@ class MemoryReplies(MemoryState, Store):
             self._arrived.wait_for(lambda: self._closed or arrived(), max(0.0, until - time.monotonic()))
             return arrived()
 
+    def trim_replies(self, client: str, cursor: str) -> None:
+        until = _order(cursor)
+        with self._lock:
+            stream = self._streams.get(client)
+            if stream is not None:
+                stream.entries = [entry for entry in stream.entries if _order(entry.cursor) > until]
+
     def reply(self, waiter: Waiter, payload: str) -> bool:
         with self._lock:
             return self._send(waiter.reply_to, waiter.op_id, payload)

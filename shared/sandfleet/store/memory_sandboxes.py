@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sandfleet.errors import Busy, LeaseLost
@@ -70,6 +70,9 @@ class MemorySandboxes(MemoryState, Store):
                     self._grant_waiters(digest, old.route, new=False)
                     return Reserved("live", old.route)
                 return Reserved("creating", old.route)
+            thread = self._threads.get(digest)
+            if thread is None and self._recovering_until > now:
+                return Reserved("recovering")
             node = self._nodes.get(node_id)
             if (
                 node is None
@@ -81,7 +84,6 @@ class MemorySandboxes(MemoryState, Store):
             if self._taken(node_id) - own >= node.record.replicas:
                 return Reserved("full")
             sandbox_id = next(c for c in sandbox_id_candidates(digest) if (self._ids.get(c) or digest) == digest)
-            thread = self._threads.get(digest)
             epoch = max((thread.epoch if thread else 0) + 1, now * 1000)
             route = Route(sandbox_id, node_id, incarnation, epoch)
             if old is not None:
@@ -152,10 +154,6 @@ class MemorySandboxes(MemoryState, Store):
                     return False
                 if old.state == SandboxState.LIVE and old.route == route:
                     return True
-            known = thread.sandbox_id if thread else route.sandbox_id
-            own = self._place_until(route.node_id, known) > self._now()
-            if self._taken(route.node_id) - own >= node.record.replicas:
-                return False
             if old is not None and not same:
                 self._forget(old.route)
             self._own(identity, spec, route, data_id, SandboxState.LIVE)
@@ -178,14 +176,14 @@ class MemorySandboxes(MemoryState, Store):
                     self._tell(sandbox_id, "warm", **_where(sandbox.route))
             return True
 
-    def renew_agents(self, agent: str, sandbox_ids: Sequence[str], *, ttl_s: float) -> list[str]:
+    def renew_agents(self, agent: str, holds: Mapping[str, str], *, ttl_s: float) -> list[str]:
         with self._lock:
-            now, gone = self._now(), []
-            for sandbox_id in sandbox_ids:
+            gone = []
+            for sandbox_id, owner in holds.items():
                 sandbox = self._sandboxes.get(sandbox_id)
-                agents = self._agents[sandbox_id]
-                if sandbox and sandbox.state == SandboxState.LIVE and agents.get(agent, 0) > now:
-                    agents[agent] = now + ms_of(ttl_s)
+                if sandbox and sandbox.owner == owner and sandbox.state == SandboxState.LIVE:
+                    self._agents[sandbox_id][agent] = self._now() + ms_of(ttl_s)
+                    self._warm[sandbox.route.node_id].pop(sandbox_id, None)
                 else:
                     gone.append(sandbox_id)
             return gone

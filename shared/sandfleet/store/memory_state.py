@@ -144,12 +144,15 @@ class MemoryState:
         self._sandboxes: Expiring[str, Sandbox] = Expiring(now)
         self._threads: Expiring[str, Thread] = Expiring(now)
         self._ids: Expiring[str, str] = Expiring(now)
+        self._longest_lease_ms = 0
+        self._recovering_until = 0
         self._places: dict[str, dict[str, float]] = defaultdict(dict)
         self._warm: dict[str, dict[str, int]] = defaultdict(dict)
         self._agents: dict[str, dict[str, int]] = defaultdict(dict)
         self._busy: dict[str, dict[str, int]] = defaultdict(dict)
         self._waiting: dict[str, Waiting] = {}
         self._ops: Expiring[str, Op] = Expiring(now)
+        self._answers: Expiring[str, str] = Expiring(now)
         self._inflight: dict[str, dict[str, None]] = defaultdict(dict)
         self._streams: Expiring[str, Stream] = Expiring(now)
         self._blobs: dict[str, tuple[str, int, int]] = {}
@@ -306,6 +309,7 @@ class MemoryState:
                 "thread": self._threads,
                 "id": self._ids,
                 "op": self._ops,
+                "answer": self._answers,
                 "reply": self._streams,
                 "lock": self._locks,
                 "story": self._stories,

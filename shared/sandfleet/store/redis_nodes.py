@@ -26,9 +26,9 @@ class NodesMixin(Store):
         seconds, micros = self._link.command("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 
-    def announce(self, node: NodeRecord, *, lease_s: float) -> int:
+    def announce(self, node: NodeRecord, *, lease_s: float, again: bool = False) -> int:
         now, status, *rest = self._link.run(
-            _ANNOUNCE, node.node_id, node.incarnation, ms_of(lease_s), *_node_fields(node)
+            _ANNOUNCE, node.node_id, node.incarnation, ms_of(lease_s), int(again), *_node_fields(node)
         )
         if status == "in_use":
             raise NodeIdInUse(
@@ -51,8 +51,8 @@ class NodesMixin(Store):
             return Renewal(int(now), NodeState.GONE, known=False)
         return Renewal(int(now), NodeState(rest[0]), known=True)
 
-    def set_node_state(self, node_id: str, state: NodeState) -> bool:
-        return bool(self._link.run(_SET_STATE, node_id, str(state)))
+    def set_node_state(self, node_id: str, state: NodeState, *, incarnation: str | None = None) -> bool:
+        return bool(self._link.run(_SET_STATE, node_id, str(state), incarnation or ""))
 
     def nodes(self) -> list[NodeView]:
         return sorted((node_view(row) for row in self._link.run(_NODES)), key=lambda n: n.node_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandfleet.store.base import Claim, OpRecord, OpView, Push, Recorded, Route, Store
-from sandfleet.store.codec import check_reply, op_view, parse_route, route_text
+from sandfleet.store.codec import check_reply, ms_of, op_view, parse_route, route_text
 from sandfleet.store.keys import Keys
 from sandfleet.store.link import Link
 from sandfleet.store.scripts import load
@@ -52,17 +52,31 @@ class OpsMixin(Store):
         )
         return Claim(status, now)
 
-    def finish(self, op_id: str, route: Route, *, outcome: str, reply: str, keep_s: float = 60.0) -> bool:
+    def finish(
+        self,
+        op_id: str,
+        route: Route,
+        *,
+        outcome: str,
+        reply: str,
+        keep_s: float = 60.0,
+        only_recorded: bool = False,
+    ) -> bool:
         check_reply(reply)
-        keep_ms = max(1, int(keep_s * 1000))
-        return bool(self._link.run(_FINISH, op_id, route.node_id, route.incarnation, outcome, reply, keep_ms))
+        node, incarnation = route.node_id, route.incarnation
+        args = (op_id, node, incarnation, outcome, reply, ms_of(keep_s), int(only_recorded))
+        return bool(self._link.run(_FINISH, *args))
 
     def cancel(self, op_id: str) -> OpView | None:
         return _view(op_id, self._link.run(_CANCEL, op_id))
 
     def op(self, op_id: str) -> OpView | None:
         fields = self._link.command("HGETALL", self._keys.op(op_id))
-        return op_view(op_id, fields) if fields else None
+        if not fields:
+            return None
+        if fields["state"] == "done" and "reply" not in fields:
+            fields["reply"] = self._link.command("GET", self._keys.answer(op_id))
+        return op_view(op_id, fields)
 
     def ops(self, *, node_id: str | None = None, limit: int = 200) -> list[OpView]:
         rows = self._link.run(_OPS, node_id or "", max(1, limit))

@@ -45,6 +45,11 @@ class RepliesMixin(Store):
     def read_replies(self, client: str, cursor: str, *, block_s: float) -> list[Reply]:
         return self._readers.read(client, self._keys.reply(client), cursor, block_s)
 
+    def trim_replies(self, client: str, cursor: str) -> None:
+        # MINID keeps its bound, so the bound is the id that would follow the cursor.
+        first, _, second = cursor.partition("-")
+        self._link.command("XTRIM", self._keys.reply(client), "MINID", f"{first}-{int(second or 0) + 1}")
+
     def reply(self, waiter: Waiter, payload: str) -> bool:
         if not waiter.reply_to:
             return False

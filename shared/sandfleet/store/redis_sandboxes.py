@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sandfleet.errors import Busy, LeaseLost
@@ -105,11 +105,11 @@ class SandboxesMixin(Store):
     def release(self, sandbox_id: str, owner: str, agent: str) -> bool:
         return bool(self._link.run(_RELEASE, sandbox_id, owner, agent))
 
-    def renew_agents(self, agent: str, sandbox_ids: Sequence[str], *, ttl_s: float) -> list[str]:
+    def renew_agents(self, agent: str, holds: Mapping[str, str], *, ttl_s: float) -> list[str]:
         gone: list[str] = []
-        for start in range(0, len(sandbox_ids), _PAGE):
-            page = sandbox_ids[start : start + _PAGE]
-            gone += self._link.run(_RENEW_AGENTS, agent, ms_of(ttl_s), *page)
+        flat = [part for hold in holds.items() for part in hold]
+        for start in range(0, len(flat), 2 * _PAGE):
+            gone += self._link.run(_RENEW_AGENTS, agent, ms_of(ttl_s), *flat[start : start + 2 * _PAGE])
         return gone
 
     def begin_stop(

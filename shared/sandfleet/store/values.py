@@ -21,7 +21,13 @@ __all__ = [
     "Reserved",
     "Route",
     "Waiter",
+    "wants_errors_only",
 ]
+
+
+def wants_errors_only(reply_to: str) -> bool:
+    """Whether successes are not appended to this client's stream: a "!" in front says so."""
+    return reply_to.startswith("!")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,8 @@ class Reserved:
     reserved: ``route`` names the new owner and epoch, ``sandbox_id`` is fixed, a place is taken ·
     live / creating: the thread has one already, or its old one is being removed (nothing was taken; waiters of a
     live one were answered). One on a node without lease, draining or gone counts as nothing and is superseded ·
-    full: no place on that node · node_down: not alive, not ready, or another incarnation.
+    full: no place on that node · node_down: not alive, not ready, or another incarnation · recovering: the store
+    lost its data a moment ago and knows nothing of the thread; the node that holds its sandbox may yet adopt it.
     """
 
     status: str
@@ -112,8 +119,9 @@ class OpRecord:
 
     ``expect`` says what the sandbox must be for the record to be taken: ``live`` (operations),
     ``creating`` (node.create) or ``stopping`` (node.destroy). ``start_by_ms`` and ``deadline_ms``
-    are absolute store time; the record, its busy mark and its reply are dropped some time after
-    the deadline.
+    are absolute store time, at most two days ahead (beyond, the deadline is taken as that); the record,
+    its busy mark and its reply are dropped some time after the deadline. A ``reply_to`` that starts with
+    "!" wants errors only: its successes are told in another way (`wants_errors_only`).
     """
 
     op_id: str
@@ -133,7 +141,8 @@ class Recorded:
     """What `Store.record` did. ``status`` is one of
 
     recorded: written and pushed · duplicate: this op_id is known for the same sandbox and kind
-    (``state`` and, when done, ``reply`` tell the rest; nothing was pushed) · conflict: the op_id
+    (``state`` and, when done, ``reply`` tell the rest; nothing was pushed; done without a reply
+    ended long ago and its big reply is not kept any more) · conflict: the op_id
     belongs to another op · moved: the route is stale, ``route`` is the current one ·
     not_found: no such sandbox, or not this owner's · lost · stopping · creating: the sandbox's
     state does not serve · live: ``expect`` was creating or stopping, and it is live on this very route ·

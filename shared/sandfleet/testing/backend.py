@@ -30,7 +30,9 @@ from sandfleet.backends import (
     SandboxPlan,
 )
 from sandfleet.batch import BatchRun
+from sandfleet.blobs import MAX_BLOB_BYTES
 from sandfleet.errors import (
+    FileTooLarge,
     OutcomeUnknown,
     PathNotFound,
     SandboxLost,
@@ -193,6 +195,8 @@ class MockConnection(Connection):
         value, content = self.files.read(
             args["path"], args.get("start_line"), args.get("end_line"), args.get("max_bytes")
         )
+        if len(content) > MAX_BLOB_BYTES:
+            raise FileTooLarge("the file is too large", path=args["path"], size=value["size"], limit=MAX_BLOB_BYTES)
         return Completion(value, content)
 
     def _write_file(self, args: Mapping[str, Any], content: bytes | None) -> Completion:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 _PROBE_S = 2.0
 #: How long "nobody listens" may take to turn into "it is dead": the kernel ends a namespace process by process.
 _DYING_S = 0.2
+_BURIED_WITHIN_S = 20.0
 
 
 class LocalSettingsLike(Protocol):
@@ -93,7 +94,7 @@ class _Sandbox:
     process: local_process.SandboxProcess
     connection: EndpointConnection
     run_dir: Path
-    ending: bool = False
+    buried: threading.Event = field(default_factory=threading.Event)
 
 
 class LocalBackend(SandboxBackend):
@@ -115,6 +116,8 @@ class LocalBackend(SandboxBackend):
         self._launcher = Launcher()
         self._undertaker = ThreadPoolExecutor(2, thread_name_prefix="sandfleet-undertaker")
         self._sandboxes: dict[str, _Sandbox] = {}
+        #: Ended, but something of them is left.
+        self._dying: dict[str, _Sandbox] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -151,11 +154,14 @@ class LocalBackend(SandboxBackend):
     def destroy(self, sandbox_id: str) -> None:
         with self._lock:
             sandbox = self._sandboxes.pop(sandbox_id, None)
-        if sandbox is None:
-            return
-        sandbox.ending = True
-        self._waiter.unregister(sandbox.process.pidfd)
-        self._bury(sandbox_id, sandbox)
+            dying = self._dying.get(sandbox_id)
+            if sandbox is not None:
+                self._dying[sandbox_id] = sandbox
+        if dying is not None:
+            dying.buried.wait(_BURIED_WITHIN_S)
+        if sandbox is not None:
+            self._waiter.unregister(sandbox.process.pidfd)
+            self._bury(sandbox_id, sandbox)
 
     def probe(self, sandbox_id: str) -> Liveness:
         with self._lock:
@@ -223,6 +229,7 @@ class LocalBackend(SandboxBackend):
             if self._sandboxes.get(sandbox_id) is not sandbox:
                 return
             del self._sandboxes[sandbox_id]
+            self._dying[sandbox_id] = sandbox
         self._undertaker.submit(self._report, sandbox_id, sandbox)
 
     def _report(self, sandbox_id: str, sandbox: _Sandbox) -> None:
@@ -231,11 +238,20 @@ class LocalBackend(SandboxBackend):
         finally:
             reason = sandbox.process.how_it_ended()
             log.warning("sandbox.died", extra={"sandbox_id": sandbox_id, "reason": reason})
-            self.on_death(sandbox_id, reason)
+            with self._lock:
+                superseded = sandbox_id in self._sandboxes
+            if not superseded:  # the death of an earlier one is no news about the one that runs now
+                self.on_death(sandbox_id, reason)
 
     def _bury(self, sandbox_id: str, sandbox: _Sandbox) -> None:
-        gone = sandbox.process.end()
-        sandbox.connection.close()
-        local_dirs.remove_tree(sandbox.run_dir)
-        if not gone:
-            log.error("sandbox.not_gone", extra={"sandbox_id": sandbox_id, "pid": sandbox.process.pid})
+        try:
+            gone = sandbox.process.end()
+            sandbox.connection.close()
+            local_dirs.remove_tree(sandbox.run_dir)
+            if not gone:
+                log.error("sandbox.not_gone", extra={"sandbox_id": sandbox_id, "pid": sandbox.process.pid})
+        finally:
+            with self._lock:
+                if self._dying.get(sandbox_id) is sandbox:
+                    del self._dying[sandbox_id]
+            sandbox.buried.set()

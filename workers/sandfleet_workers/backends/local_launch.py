@@ -70,7 +70,8 @@ class Launcher:
         python = local_host.find_python()
         if python is None:
             raise StartFailed("no Python that could run sandboxd; install python3", reason="python_missing")
-        program = self._program(uid)
+        above = plan.run_dir.parent
+        program = self._program(uid, above)
         with ExitStack() as held:
             binds = _binds(plan, uid, run_fd, python, held)
             files, command = _files(uid, python, held)
@@ -78,7 +79,7 @@ class Launcher:
             if (seccomp := filter_program()) is not None:
                 seccomp_fd = held.enter_context(_memory(seccomp))
             links, directories = local_host.root_entries()
-            stage = self._stage(binds) if uid is not None else None
+            stage = self._stage(binds, above) if uid is not None else None
             info = os.pipe()
             seen = tuple(_as_seen(index, bind, stage, program) for index, bind in enumerate(binds))
             layout = bwrap.Layout(
@@ -106,7 +107,7 @@ class Launcher:
             fds += [] if seccomp_fd is None else [seccomp_fd]
             yield Launch(argv, uid if stage is None else None, info, tuple(fds))
 
-    def _program(self, uid: int | None) -> local_host.Bwrap:
+    def _program(self, uid: int | None, above: Path) -> local_host.Bwrap:
         with self._lock:
             if self._bwrap is None:
                 found = local_host.find_bwrap()
@@ -116,23 +117,26 @@ class Launcher:
                         reason="bwrap_missing",
                     )
                 if uid is not None and not local_host.reachable_by_all(found.path):
-                    found = local_host.copy_bwrap(found, self._own_directory())
+                    found = local_host.copy_bwrap(found, self._own_directory(above))
                 self._bwrap = found
             return self._bwrap
 
-    def _own_directory(self) -> Path:
+    def _own_directory(self, above: Path) -> Path:
+        """A directory that everybody may enter: in ``above``, which a killed node's next run clears, if that can be
+        reached by all, else among the temporary ones."""
         if self._directory is None:
-            self._directory = Path(tempfile.mkdtemp(prefix="sandfleet-"))
+            inside = local_host.reachable_by_all(str(above / "x"))
+            self._directory = Path(tempfile.mkdtemp(prefix="sandfleet-", dir=above if inside else None))
             self._directory.chmod(0o755)
             (self._directory / "stage").mkdir(mode=0o755)
         return self._directory
 
-    def _stage(self, binds: list[_Source]) -> str | None:
+    def _stage(self, binds: list[_Source], above: Path) -> str | None:
         """Where to stage the sources, or None if every user can walk to them."""
         if all(local_host.reachable_by_all(_path_of(fd)) for fd, _, _ in binds):
             return None
         with self._lock:
-            return str(self._own_directory() / "stage")
+            return str(self._own_directory(above) / "stage")
 
 
 #: An open source, its target in the sandbox, and whether it is read-only.

@@ -1,6 +1,6 @@
 -- Register an incarnation of a node and take its lease.
 -- KEYS  1 prefix
--- ARGV  1 node  2 incarnation  3 lease ms  4… field value pairs of the node
+-- ARGV  1 node  2 incarnation  3 lease ms  4 again 0|1  5… field value pairs of the node
 -- Returns {now ms, 'ok' | 'in_use' | 'retired', holder}
 --@use time route story
 local ms = now_ms()
@@ -10,7 +10,7 @@ if holder and holder ~= A[2] then return { ms, 'in_use', holder } end
 local n = call('HMGET', key, 'incarnation', 'state', 'retired')
 if n[3] == A[2] then return { ms, 'retired' } end
 local same = n[1] == A[2] and n[2] ~= 'gone'
-call('HSET', key, 'incarnation', A[2], unpack(A, 4))
+call('HSET', key, 'incarnation', A[2], unpack(A, 5))
 if not same then
   call('HSET', key, 'state', 'ready', 'started', ms)
   call('HDEL', key, 'load')
@@ -20,6 +20,11 @@ call('PEXPIRE', key, DAY)
 call('SET', lease, A[2], 'PX', A[3])
 call('SADD', P .. 'nodes', A[1])
 call('PEXPIRE', P .. 'nodes', KEEP)
-call('HSETNX', P .. 'fleet', 'since', ms)
-call('PEXPIRE', P .. 'fleet', KEEP)
+local fleet = P .. 'fleet'
+local longest = math.max(tonumber(A[3]), tonumber(call('HGET', fleet, 'lease') or 0))
+call('HSETNX', fleet, 'since', ms)
+call('HSET', fleet, 'lease', longest)
+-- It was announced before and nobody knows it: data was lost, and others hold sandboxes that are not known yet.
+if A[4] == '1' and not n[1] then call('HSET', fleet, 'recovering', ms + longest) end
+call('PEXPIRE', fleet, KEEP)
 return { ms, 'ok' }

@@ -9,7 +9,7 @@ local op, node = P .. 'op:' .. A[1], A[4]
 if call('EXISTS', op) == 1 then
   local o = call('HMGET', op, 'route', 'kind', 'owner', 'state', 'reply')
   if o[2] == A[2] and o[3] == A[7] and string.find(o[1], A[3] .. '|', 1, true) == 1 then
-    return { 'duplicate', ms, o[1], o[4], o[5] }
+    return { 'duplicate', ms, o[1], o[4], o[5] or (o[4] == 'done' and call('GET', P .. 'answer:' .. A[1])) }
   end
   return { 'conflict', ms }
 end
@@ -26,11 +26,13 @@ local inflight = P .. 'inflight:' .. node
 local held = call('ZCARD', inflight)
 if held >= tonumber(A[14]) then return { 'busy', ms, route } end
 
+-- An effect's op id is protected for an hour past its deadline: whoever repeats it may have been down for long.
+local deadline = math.min(tonumber(A[9]), ms + 2 * DAY)
+local ends = math.max(deadline, ms) + (A[13] == '1' and 3600000 or 600000)
 -- A full Redis refuses the first write, this one, so that nothing is half done.
-local deadline = tonumber(A[9])
-call('HSET', op, 'kind', A[2], 'route', route, 'owner', A[7], 'start_by', A[8], 'deadline', A[9],
+call('HSET', op, 'kind', A[2], 'route', route, 'owner', A[7], 'start_by', A[8], 'deadline', deadline,
   'reply_to', A[10], 'describe', A[11], 'expect', A[12], 'effect', A[13], 'state', 'recorded', 'at', ms)
-call('PEXPIREAT', op, math.max(deadline, ms) + 600000)
+call('PEXPIREAT', op, ends)
 call('ZADD', inflight, call('HINCRBY', P .. 'node:' .. node, 'seq', 1), A[1])
 if held == 0 then call('PEXPIRE', inflight, 2 * DAY) end
 if A[12] == 'live' then

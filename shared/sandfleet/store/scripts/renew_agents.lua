@@ -1,18 +1,21 @@
--- Push an agent's holds.
+-- Push an agent's holds; one that lapsed or was lost is taken again.
 -- KEYS  1 prefix
--- ARGV  1 agent  2 ttl ms  3… sandbox ids (a page)
--- Returns those that are not live any more or not held by the agent.
---@use time
+-- ARGV  1 agent  2 ttl ms  3… sandbox id, owner (a page of pairs)
+-- Returns those that are not live any more or not that owner's.
+--@use time route
 local ms, ttl = now_ms(), tonumber(A[2])
 local gone = {}
-for i = 3, #A do
-  local agents = P .. 'agents:' .. A[i]
-  local held = tonumber(call('ZSCORE', agents, A[1]) or 0)
-  if held > ms and call('HGET', P .. 'sandbox:' .. A[i], 'state') == 'live' then
-    call('ZADD', agents, ms + ttl, A[1])
-    keep(agents, math.max(ttl, 2 * DAY))
+for i = 3, #A, 2 do
+  local sid = A[i]
+  local sb = call('HMGET', P .. 'sandbox:' .. sid, 'owner', 'state', 'route')
+  if sb[1] == A[i + 1] and sb[2] == 'live' then
+    local _, node = split(sb[3])
+    -- First a write that a full Redis allows: a hold must not lapse for want of memory.
+    call('ZREM', P .. 'warm:' .. node, sid)
+    call('ZADD', P .. 'agents:' .. sid, ms + ttl, A[1])
+    keep(P .. 'agents:' .. sid, math.max(ttl, 2 * DAY))
   else
-    gone[#gone + 1] = A[i]
+    gone[#gone + 1] = sid
   end
 end
 return gone

@@ -13,6 +13,10 @@ elseif state then
   return { 'creating', old_route }
 end
 
+local thread = P .. 'thread:' .. A[1]
+local last = call('HGET', thread, 'epoch')
+if not last and tonumber(call('HGET', P .. 'fleet', 'recovering') or 0) > ms then return { 'recovering' } end
+
 local node = A[6]
 local n = call('HMGET', P .. 'node:' .. node, 'state', 'incarnation', 'replicas')
 if n[1] ~= 'ready' or n[2] ~= A[7] or call('GET', P .. 'lease:' .. node) ~= A[7] then return { 'node_down' } end
@@ -29,9 +33,8 @@ for i = 10, #A do
   end
 end
 
-local thread = P .. 'thread:' .. A[1]
 local t = call('TIME')
-local epoch = math.max(tonumber(call('HGET', thread, 'epoch') or 0) + 1, t[1] * 1000000 + t[2])
+local epoch = math.max(tonumber(last or 0) + 1, t[1] * 1000000 + t[2])
 local epoch_text = string.format('%.0f', epoch)
 local route = sid .. '|' .. node .. '|' .. A[7] .. '|' .. epoch_text
 call('HSET', thread, 'sandbox_id', sid, 'data_id', A[8], 'epoch', epoch_text)

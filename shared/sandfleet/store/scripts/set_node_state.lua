@@ -1,14 +1,15 @@
 -- Cordon, drain or open a node; one that is gone has given up its lease and its incarnation.
 -- KEYS  1 prefix
--- ARGV  1 node  2 state
+-- ARGV  1 node  2 state  3 incarnation that must be the current one, or ''
 -- Returns 1, or 0 if there is no such node (a retired one comes back by announcing only).
 --@use time story
 local key = P .. 'node:' .. A[1]
-local state = call('HGET', key, 'state')
-if not state or state == 'gone' then return 0 end
+local n = call('HMGET', key, 'state', 'incarnation')
+local state = n[1]
+if not state or state == 'gone' or (A[3] ~= '' and A[3] ~= n[2]) then return 0 end
 if A[2] == 'gone' then
   call('DEL', P .. 'lease:' .. A[1])
-  call('HSET', key, 'retired', call('HGET', key, 'incarnation'))
+  call('HSET', key, 'retired', n[2])
 end
 if state ~= A[2] then
   call('HSET', key, 'state', A[2])

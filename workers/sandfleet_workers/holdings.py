@@ -1,0 +1,37 @@
+"""What a node remembers: of a sandbox it holds, and of an operation between its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sandfleet.backends import Connection, SandboxBackend
+from sandfleet.ids import Identity
+from sandfleet.model import SandboxSpec
+from sandfleet.store.base import Route
+from sandfleet.wire import OpMessage
+from sandfleet_workers.batch import BatchRun
+
+__all__ = ["Carry", "Held"]
+
+
+@dataclass(slots=True)
+class Held:
+    """A sandbox this node holds."""
+
+    route: Route
+    identity: Identity
+    spec: SandboxSpec
+    backend: SandboxBackend
+    connection: Connection
+    stopping: bool = False
+
+
+@dataclass(slots=True)
+class Carry:
+    """What the node remembers of a job between its steps."""
+
+    message: OpMessage
+    route: Route
+    claimed: bool = False
+    finished: bool = False
+    batch: BatchRun | None = None

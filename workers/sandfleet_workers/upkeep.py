@@ -1,0 +1,216 @@
+"""What a node does about once a second, on the lease's thread, for the sandboxes it holds."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sandfleet.errors import LeaseLost, NotStarted
+from sandfleet.model import SandboxInfo
+from sandfleet.store.base import OpView, Route
+from sandfleet.wire import node_queue
+from sandfleet_workers.holdings import Held
+
+if TYPE_CHECKING:
+    from sandfleet_workers.lifecycle import Lifecycle
+    from sandfleet_workers.node import Node
+
+__all__ = ["Upkeep"]
+
+log = logging.getLogger("sandfleet.node")
+
+#: A recorded operation that is in no queue and in no pool for this long was lost on its way (a broker
+#: connection that died between BRPOP and its answer).
+_LOST_AFTER_MS = 3000
+#: A node that was paused finds its last message in the socket, where no queue and no pool shows it. One look is
+#: not enough to call it lost: the main loop gets this long to take it.
+_LOOK_EVERY_S = 1.0
+_COMPARE_EVERY_S = 5.0
+
+
+def monotonic() -> float:
+    """The clock of the pauses between looks."""
+    return time.monotonic()
+
+
+class Upkeep:
+    """Keeps a node and the registry of one mind: ends the idle, answers for the lost, tells what was forgotten.
+
+    Attributes:
+        to_readopt: The store lost its data and does not know yet what this node holds.
+    """
+
+    def __init__(self, node: Node, lifecycle: Lifecycle) -> None:
+        self._node = node
+        self._lifecycle = lifecycle
+        self._looked_at = 0.0
+        self._compared_at = monotonic()
+        #: Operations that the last look missed.
+        self._missing: frozenset[str] = frozenset()
+        #: What the last comparison found the registry not to know, and how many renewals there had been by then.
+        self._disowned: dict[str, tuple[Route, int]] = {}
+        self.to_readopt = False
+
+    def forgotten(self) -> None:
+        """The store lost its data: with the next tick it is told what this node holds."""
+        self.to_readopt = True
+        self._disowned = {}
+
+    def tick(self, now_ms: int) -> None:
+        """Expire holds, end idle warm sandboxes, answer lost messages, compare with the registry."""
+        if self.to_readopt and not self._readopt():
+            return  # a registry that does not know what is here says nothing about it
+        self._end_idle(now_ms)
+        now = monotonic()
+        if now - self._looked_at >= _LOOK_EVERY_S:
+            self._looked_at = now
+            self._answer_lost(now_ms)
+        if now - self._compared_at >= _COMPARE_EVERY_S:
+            self._compared_at = now
+            self._compare(now_ms)
+
+    # --- what nobody is in -------------------------------------------------------------------
+
+    def _end_idle(self, now_ms: int) -> None:
+        node = self._node
+        warm = node.store.sweep(node.node_id, node.incarnation)
+        idle_ms = int(node.settings.idle_timeout_s * 1000)
+        for sandbox_id, since_ms in warm if idle_ms else ():
+            held = node.held.get(sandbox_id)
+            if held is not None and since_ms < now_ms - idle_ms:
+                self._retire(held, now_ms - idle_ms)
+
+    def _retire(self, held: Held, before_ms: int) -> None:
+        stop = self._node.store.begin_stop(
+            held.route.sandbox_id, owner=None, force=False, reason="idle", if_warm_before_ms=before_ms
+        )
+        if stop.route == held.route and stop.status in ("recorded", "stopping"):
+            held.stopping = True
+            self._node.pool.run_slow(functools.partial(self._lifecycle.end_and_tell, held.route))
+
+    # --- operations whose message got lost ---------------------------------------------------
+
+    def _answer_lost(self, now_ms: int) -> None:
+        """Answer what two looks in a row found recorded for this node and nowhere on its way."""
+        node, views = self._node, list[OpView]()
+        if not node.store.queue_length(node_queue(node.node_id)):
+            views = node.store.ops(node_id=node.node_id, limit=500)
+        missing = [view for view in views if self._is_missing(view, now_ms)]
+        before, self._missing = self._missing, frozenset(view.op_id for view in missing)
+        for view in missing:
+            if view.op_id in before:
+                self._tell_lost(view, views)
+
+    def _is_missing(self, view: OpView, now_ms: int) -> bool:
+        mine = view.incarnation == self._node.incarnation and view.state == "recorded"
+        return mine and view.recorded_at_ms < now_ms - _LOST_AFTER_MS and not self._node.pool.holds(view.op_id)
+
+    def _tell_lost(self, view: OpView, views: Sequence[OpView]) -> None:
+        store = self._node.store
+        current = store.route(view.sandbox_id)
+        ours = current is not None and (current.node_id, current.incarnation) == (view.node_id, view.incarnation)
+        route = current if current is not None and ours else Route(view.sandbox_id, view.node_id, view.incarnation, 0)
+        error = NotStarted(f"the message of operation {view.op_id} was lost on its way", reason="message_lost")
+        reply = json.dumps({"error": error.to_wire()})
+        # Whoever claims it at this moment wins: what has begun is not told to be repeatable.
+        if not store.finish(view.op_id, route, outcome=error.code, reply=reply, only_recorded=True):
+            return
+        log.warning("op.message_lost", extra={"op_id": view.op_id})
+        if view.kind == "node.create" and ours and not _has_successor(view, views):
+            store.create_failed(route, error.to_wire())  # whoever waits for it asks again
+
+    # --- what the registry forgot ------------------------------------------------------------
+
+    def _readopt(self) -> bool:
+        """Tell the store what this node holds; False if that has to be tried again."""
+        node = self._node
+        for sandbox_id, held in list(node.held.items()):
+            if held.stopping:
+                continue
+            try:
+                adopted = node.store.adopt(held.identity, held.spec, held.route, data_id=self._lifecycle.data_id)
+            except LeaseLost:
+                # It lost its data once more. If the lease is another's by now, this raises, and the node ends.
+                node.lease.announce(again=True)
+                return False
+            if not adopted:
+                log.warning("sandbox.superseded", extra={"sandbox_id": sandbox_id})
+                self._end_soon(held)
+        self.to_readopt = False
+        return True
+
+    def _end_soon(self, held: Held) -> None:
+        held.stopping = True
+        self._node.pool.run_slow(functools.partial(self._lifecycle.end, held.route))
+
+    # --- comparing ---------------------------------------------------------------------------
+
+    def _compare(self, now_ms: int) -> None:
+        """Make what this node runs and what the registry says of it agree again."""
+        node, before = self._node, dict(self._node.held)
+        infos = node.store.sandboxes(node_id=node.node_id)
+        self._end_disowned(before, infos)
+        long_ago = now_ms / 1000 - 2 * _LOST_AFTER_MS / 1000
+        suspects = [
+            info
+            for info in infos
+            if info.incarnation == node.incarnation
+            and info.used_at < long_ago
+            and info.state != "lost"
+            and (info.state in ("creating", "stopping") or info.sandbox_id not in before)
+        ]
+        if suspects:
+            coming = {op.sandbox_id for op in node.store.ops(node_id=node.node_id, limit=100_000)}
+            for info in suspects:
+                if info.sandbox_id not in coming:
+                    self._settle(info)
+
+    def _end_disowned(self, before: Mapping[str, Held], infos: Sequence[SandboxInfo]) -> None:
+        """End what this node runs and the registry does not know as its: nobody could ever reach or release it.
+
+        A registry that was emptied a moment ago knows nothing either. So two looks have to agree, and between
+        them a renewal that found this node in it.
+        """
+        known = {info.sandbox_id: (info.incarnation, info.epoch) for info in infos}
+        earlier, self._disowned = self._disowned, {}
+        renewals = self._node.lease.renewals
+        for sandbox_id, held in before.items():
+            route = held.route
+            if held.stopping or known.get(sandbox_id) == (route.incarnation, route.epoch):
+                continue
+            seen, at = earlier.get(sandbox_id, (None, renewals))
+            if seen == route and renewals > at:
+                log.warning("sandbox.disowned", extra={"sandbox_id": sandbox_id, "epoch": route.epoch})
+                self._end_soon(held)
+            else:
+                self._disowned[sandbox_id] = (route, renewals)
+
+    def _settle(self, info: SandboxInfo) -> None:
+        """Finish what was decided and never came: the message got lost, or whoever was to send it died."""
+        store, held = self._node.store, self._node.held.get(info.sandbox_id)
+        route = Route(info.sandbox_id, info.node_id, info.incarnation, info.epoch)
+        if self._lifecycle.is_ending(info.sandbox_id):
+            return  # whoever ends it tells
+        log.warning("sandbox.settled", extra={"sandbox_id": info.sandbox_id, "state": str(info.state)})
+        if info.state == "creating":
+            lost = NotStarted(f"the creation of sandbox {info.sandbox_id} was lost on its way", reason="message_lost")
+            store.create_failed(route, lost.to_wire())
+        elif info.state != "stopping":
+            store.lost(route, reason="its node does not run it")
+        elif held is None or held.route != route:
+            store.stopped(route)
+        elif not held.stopping:
+            held.stopping = True
+            self._node.pool.run_slow(functools.partial(self._lifecycle.end_and_tell, route))
+
+
+def _has_successor(view: OpView, views: Sequence[OpView]) -> bool:
+    """Whether a later creation of the same sandbox is under way: the reservation is its own then."""
+    return any(
+        (other.kind, other.sandbox_id) == (view.kind, view.sandbox_id) and other.recorded_at_ms > view.recorded_at_ms
+        for other in views
+    )
