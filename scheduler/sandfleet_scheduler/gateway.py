@@ -9,24 +9,26 @@ group and chord stay the caller's.
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery import Task
 from celery.canvas import Signature
+from celery.exceptions import Ignore
 
 from sandfleet import blobs
 from sandfleet.acquiring import acquire_steps
 from sandfleet.celery_app import queue_of
 from sandfleet.client import Client
 from sandfleet.config import Settings
-from sandfleet.errors import InvalidArgument, NotStarted, SandboxNotFound, SandfleetError
-from sandfleet.ids import Identity
+from sandfleet.errors import Busy, InvalidArgument, NotStarted, OpConflict, SandboxNotFound, SandfleetError
+from sandfleet.ids import Identity, new_op_id, sandbox_id_candidates
 from sandfleet.model import SandboxSpec
 from sandfleet.ops import CONTENT_KINDS, MAX_TIMEOUT_S, OPS, describe, lanes_of, parse_args, task_name
 from sandfleet.refusals import refusal
 from sandfleet.steps import drive
-from sandfleet.store.base import OpRecord, Route
+from sandfleet.store.base import OpRecord, Route, Waiter
 from sandfleet.wire import OpMessage, node_queue
 from sandfleet_scheduler.results import PLAIN_CALLERS, remember
 from sandfleet_scheduler.service import Scheduler
@@ -38,7 +40,14 @@ if TYPE_CHECKING:
 else:
     _Task = Task
 
+#: The header that tells since when (store time) a call goes round, and how long it rests on each round.
+_SINCE = "sandfleet_since_ms"
+_PAUSE_S = 0.05
 _TAKES = ("thread_id", "user_id", "sandbox_id", "content", "content_b64", "queue_timeout_s")
+
+
+class _Crowded(Exception):
+    """No thread may wait for another sandbox now."""
 
 
 class Gateway:
@@ -48,6 +57,9 @@ class Gateway:
         self._settings = settings
         self._scheduler = scheduler
         self._client: Client = scheduler.client
+        # A call whose sandbox does not live yet holds a thread until it does. Half of the threads stay free of such
+        # calls, or they would keep every SDK client's acquire from being handled.
+        self._waiting = threading.BoundedSemaphore(max(1, settings.concurrency // 2))
 
     def forward(self, task: _Task, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
         """The signature that carries this call to its node.
@@ -57,6 +69,8 @@ class Gateway:
 
         Raises:
             SandfleetError: The call is wrong, or no sandbox can be had.
+            Ignore: This is the second delivery of a call that is on its way already.
+            Retry: As many calls wait for a sandbox as may; this one went back to the end of the queue.
         """
         if args:
             raise InvalidArgument(
@@ -67,21 +81,62 @@ class Gateway:
         # Whatever can be wrong with the call is told before a sandbox is started for it.
         _content(kind, kwargs), _queue_timeout_s(kwargs, self._settings.queue_timeout_s)
         remember(task.app, task.request)
+        try:
+            record, message = self._take(task, kind, parsed, kwargs)
+        except _Crowded:
+            raise self._later(task, kwargs) from None
+        except OpConflict:
+            raise
+        except SandfleetError as exc:
+            # Celery restores what was not acknowledged when its connection broke. That the second delivery finds no
+            # sandbox is no failure of the first one, which runs.
+            if self._is_under_way(str(task.request.id), kind, kwargs):
+                raise Ignore from exc
+            raise
+        signature: Signature = task.signature(
+            args=(message.to_wire(),),
+            kwargs={},
+            queue=queue_of(node_queue(record.route.node_id)),  # type: ignore[arg-type]  # Celery takes a Queue
+            argsrepr=record.describe,
+            kwargsrepr="{}",
+        )
+        return signature
+
+    def _is_under_way(self, op_id: str, kind: str, kwargs: Mapping[str, Any]) -> bool:
+        """Whether this very call is recorded (and not another one that was given the same task id)."""
+        view = self._client.store.op(op_id)
+        if view is None or view.kind != kind or kwargs.get("sandbox_id") not in (None, view.sandbox_id):
+            return False
+        thread_id = kwargs.get("thread_id")
+        if thread_id is None:
+            return True
+        return view.sandbox_id in sandbox_id_candidates(Identity(thread_id, kwargs.get("user_id")).digest)
+
+    def _later(self, task: _Task, kwargs: Mapping[str, Any]) -> Exception:
+        """Back to the end of the queue, with id, group and chord; at once, because a message that waits for a moment
+        in time does so in a worker that may die, and by a clock that may be wrong."""
+        headers, now_ms = dict(task.request.headers or {}), self._client.now_ms()
+        since = headers.get(_SINCE)
+        headers[_SINCE] = since = since if isinstance(since, int) else now_ms
+        waited_s = (now_ms - since) / 1000
+        if waited_s > _queue_timeout_s(kwargs, self._settings.queue_timeout_s):
+            return Busy(
+                f"as many plain calls wait for their sandbox as may, for {waited_s:.0f} s now; "
+                "start more schedulers, or give them a higher concurrency",
+                retry_after_s=1.0,
+            )
+        return task.retry(countdown=0, throw=False, headers=headers)
+
+    def _take(
+        self, task: _Task, kind: str, parsed: dict[str, Any], kwargs: Mapping[str, Any]
+    ) -> tuple[OpRecord, OpMessage]:
         identity, route, agent = self._route(str(task.request.id), kwargs)
         try:
-            record = self._record(task, kind, parsed, kwargs, identity, route)
+            return self._record(task, kind, parsed, kwargs, identity, route)
         finally:
             if agent is not None:
                 # The record marks the sandbox busy; the plain caller holds nothing beyond its operation.
                 self._client.store.release(route.sandbox_id, identity.digest, agent)
-        signature: Signature = task.signature(
-            args=(record[1].to_wire(),),
-            kwargs={},
-            queue=queue_of(node_queue(record[0].route.node_id)),  # type: ignore[arg-type]  # Celery takes a Queue
-            argsrepr=record[0].describe,
-            kwargsrepr="{}",
-        )
-        return signature
 
     def _record(
         self,
@@ -97,6 +152,8 @@ class Gateway:
             recorded = self._client.store.record(record, None)
             if recorded.status == "recorded":
                 return record, message
+            if recorded.status == "duplicate":
+                raise Ignore
             if recorded.status != "moved" or recorded.route is None:
                 raise refusal(recorded.status, route.sandbox_id, record.op_id)
             route = recorded.route
@@ -155,11 +212,29 @@ class Gateway:
         if thread_id is None:
             raise InvalidArgument("give thread_id (and user_id), or sandbox_id")
         identity = Identity(thread_id, user_id)
-        agent = f"celery.{op_id}"
+        agent = f"celery.{op_id}.{new_op_id()}"  # of this delivery: a second one must not release the first one's
         return identity, self._acquire(identity, agent), agent
 
     def _acquire(self, identity: Identity, agent: str) -> Route:
-        """Acquire as any client does, but place inline: a queued request could wait for the threads that wait here."""
+        """Acquire as any client does, but place inline: a queued request could wait for the threads that wait here.
+
+        Raises:
+            _Crowded: Nothing lives, and as many calls wait here as may.
+        """
+        if not self._waiting.acquire(blocking=False):
+            # No client to answer: whoever is parked so asks once and is gone.
+            asking = Waiter(new_op_id(), "", agent, self._settings.agent_ttl_s)
+            found = self._client.store.acquire(identity, asking, wait_s=0.001, push=None)
+            if found.route is not None:
+                return found.route
+            if not self._waiting.acquire(timeout=_PAUSE_S):
+                raise _Crowded
+        try:
+            return self._wait_for_sandbox(identity, agent)
+        finally:
+            self._waiting.release()
+
+    def _wait_for_sandbox(self, identity: Identity, agent: str) -> Route:
         spec = SandboxSpec(backend=self._settings.backend, labels=dict(self._settings.labels))
 
         def place() -> None:

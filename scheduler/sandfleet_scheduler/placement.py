@@ -60,7 +60,7 @@ def choose_node(request: PlacementRequest, nodes: Iterable[NodeView]) -> Decisio
     fitting = at_home or labelled
     ranked = sorted(fitting, key=lambda node: (-_share_free(node), node.inflight, _tie(request.digest, node.node_id)))
     place = tuple(node for node in ranked if node.free > 0)
-    evict = tuple(node for node in ranked if node.free == 0 and node.warm > 0)
+    evict = tuple(node for node in ranked if node.free <= 0 and node.warm > 0)
     return Decision(place, evict, "" if place or evict else "full")
 
 

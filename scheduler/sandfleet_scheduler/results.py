@@ -22,11 +22,12 @@ __all__ = ["PLAIN_CALLERS", "PlainResults", "remember"]
 
 log = logging.getLogger("sandfleet.scheduler")
 
-#: The "client" to whom operations of plain callers reply.
-PLAIN_CALLERS = "celery-results"
+#: The "client" to whom operations of plain callers reply; the "!" asks for errors only (`OpRecord`).
+PLAIN_CALLERS = "!celery-results"
 _STREAM_TTL_S = 600.0
 #: Only these can come from somebody else than the node that ran the operation.
 _CLOSED = frozenset({"not_started", "outcome_unknown", "cancelled"})
+_TRIES = 5
 _KEPT_OF_REQUEST = ("group", "group_index", "chord", "errbacks", "root_id", "parent_id", "task")
 
 
@@ -44,12 +45,14 @@ def _key(op_id: str) -> str:
 
 class PlainResults:
     """Reads the plain callers' stream from a thread of its own. Any number of schedulers may: storing a failure
-    twice changes nothing."""
+    twice changes nothing, and what is stored leaves the stream, so that nobody stores it again when the result has
+    expired."""
 
     def __init__(self, app: Celery, store: Store) -> None:
         self._app = app
         self._store = store
         self._cursor = "0"
+        self._failed = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sandfleet-plain-results", daemon=True)
 
@@ -65,18 +68,31 @@ class PlainResults:
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
-                if self._store.open_replies(PLAIN_CALLERS, ttl_s=_STREAM_TTL_S):
-                    self._cursor = "0"
-                for reply in self._store.read_replies(PLAIN_CALLERS, self._cursor, block_s=1.0):
-                    self._cursor = reply.cursor
-                    self._take(reply)
+                self.read(block_s=1.0)
             except SandfleetError as exc:
                 if not self._stopped.wait(0.5):
                     log.warning("plain_results.store_unavailable", extra={"error": str(exc)})
             except Exception:
-                # One odd reply must not leave every other caller waiting.
+                # Every other caller waits for as long as this thread does nothing.
                 log.exception("plain_results.error")
                 self._stopped.wait(0.5)
+
+    def read(self, *, block_s: float) -> None:
+        """Take what came, in order, and trim it. A reply that cannot be stored is tried a few times, then left out."""
+        if self._store.open_replies(PLAIN_CALLERS, ttl_s=_STREAM_TTL_S):
+            self._cursor = "0"
+        replies = self._store.read_replies(PLAIN_CALLERS, self._cursor, block_s=block_s)
+        for reply in replies:
+            try:
+                self._take(reply)
+            except Exception:
+                self._failed += 1
+                if self._failed < _TRIES:
+                    raise
+                log.exception("plain_results.left_out", extra={"op_id": reply.op_id})
+            self._cursor, self._failed = reply.cursor, 0
+        if replies:
+            self._store.trim_replies(PLAIN_CALLERS, self._cursor)
 
     def _take(self, reply: Reply) -> None:
         error = json.loads(reply.payload).get("error")

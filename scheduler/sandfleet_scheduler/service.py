@@ -22,7 +22,7 @@ from sandfleet.errors import (
     VersionMismatch,
 )
 from sandfleet.ids import Identity, new_op_id
-from sandfleet.model import SandboxSpec
+from sandfleet.model import NodeState, SandboxSpec
 from sandfleet.store.base import Reserved, Route
 from sandfleet.wire import VERSION
 from sandfleet_scheduler.placement import Decision, PlacementRequest, choose_node
@@ -32,6 +32,8 @@ __all__ = ["Scheduler"]
 log = logging.getLogger("sandfleet.scheduler")
 
 _CREATE_WITHIN_S = 60.0
+_ROOM_S = 2.0
+_REMOVED_WITHIN_S = 30.0
 _WHY = {
     "no_node": "no node is alive and ready; start one with `sandfleet worker`",
     "no_backend": "no node offers the backend {backend!r}; see `sandfleet nodes`",
@@ -79,12 +81,9 @@ class Scheduler:
             NotStarted: Nodes changed under our hands; asking again is right.
         """
         home = self.store.thread_home(identity)
-        fresh = on_lost == "fresh"
-        wanted = PlacementRequest(identity.digest, spec.backend, spec.labels, home, fresh)
+        wanted = PlacementRequest(identity.digest, spec.backend, spec.labels, home, on_lost == "fresh")
         decision = choose_node(wanted, self.store.nodes())
         for node in decision.place:
-            if fresh and home is not None and node.data_id != home:
-                self.store.forget_home(identity)
             reserved: Reserved = self.store.reserve(
                 identity,
                 spec,
@@ -98,7 +97,13 @@ class Scheduler:
                 return f"placed on {node.node_id}"
             if reserved.status in ("live", "creating"):
                 return reserved.status
-        if decision.evict and self._make_room(decision):
+            if reserved.status == "recovering":
+                raise NotStarted(
+                    f"Redis lost its data; thread {identity.thread_id} waits until every node has told what it holds",
+                    retry_after_s=0.5,
+                    reason="recovering",
+                )
+        if decision.evict and self._make_room(identity, decision):
             raise NoCapacity("room is being made from a warm sandbox", retry_after_s=0.1)
         if decision.reason == "home_away":
             raise HomeUnavailable(
@@ -134,27 +139,51 @@ class Scheduler:
         )
         return self.store.record(record, push).status
 
-    def _make_room(self, decision: Decision) -> bool:
-        """End the least recently used warm sandbox of the best full node; True if one is on its way out."""
-        for node in decision.evict:
-            warm = [info for info in self.store.sandboxes(node_id=node.node_id) if info.state == "warm"]
-            for info in sorted(warm, key=lambda info: info.used_at):
-                stop = self.store.begin_stop(info.sandbox_id, owner=None, force=False, reason="evicted to make room")
-                if stop.status == "recorded" and stop.route is not None:
-                    identity = Identity(info.thread_id, info.user_id)
-                    self._send("node.destroy", identity, stop.route, {"delete_data": False}, "stopping")
-                    return True
+    def _make_room(self, identity: Identity, decision: Decision) -> bool:
+        """End the least recently used warm sandbox of the best full node; True if one is on its way out.
+
+        One at a time: the thread asks again many times until the place is free, and each time other nodes may look
+        better. So it evicts at most once in two seconds, and not where a removal is under way.
+        """
+        lock, token = f"room:{identity.digest}", new_op_id()
+        if not self.store.lock(lock, token, ttl_s=_ROOM_S):
+            return True
+        if any(self._make_room_on(node.node_id) for node in decision.evict):
+            return True
+        self.store.unlock(lock, token)
+        return False
+
+    def _make_room_on(self, node_id: str) -> bool:
+        infos = self.store.sandboxes(node_id=node_id)
+        recently = self.client.now_ms() / 1000 - _REMOVED_WITHIN_S
+        if any(info.state == "stopping" and info.used_at > recently for info in infos):
+            return True
+        for info in sorted((info for info in infos if info.state == "warm"), key=lambda info: info.used_at):
+            stop = self.store.begin_stop(info.sandbox_id, owner=None, force=False, reason="evicted to make room")
+            if stop.status != "recorded" or stop.route is None:
+                continue
+            evicted = Identity(info.thread_id, info.user_id)
+            status = self._send("node.destroy", evicted, stop.route, {"delete_data": False}, "stopping")
+            if status == "recorded":
+                return True
+            # Its node ends it all the same when it compares what it holds with the registry, but not now.
+            log.warning("evict.not_taken", extra={"sandbox_id": info.sandbox_id, "node_id": node_id, "status": status})
+            return False
         return False
 
     # --- dead nodes --------------------------------------------------------------------------
 
     def reconcile(self) -> list[str]:
-        """Close out every node whose lease lapsed; their ids. Under a lock, so that one scheduler does it."""
+        """Close out every node whose lease lapsed; their ids. Under a lock, so that one scheduler does it.
+
+        A node that is gone already is closed too while it has anything left: whoever closed it (another scheduler, or
+        the leaving node itself) may have died in the middle.
+        """
         if not self.store.lock("reconcile", self.client.id, ttl_s=5.0):
             return []
         closed = []
         for node in self.store.nodes():
-            if node.alive or node.state.value == "gone":
+            if node.alive or (node.state is NodeState.GONE and not node.inflight and not node.places):
                 continue
             started = time.monotonic()
             answered = 0

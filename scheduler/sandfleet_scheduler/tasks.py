@@ -36,12 +36,18 @@ log = logging.getLogger("sandfleet.scheduler")
 
 
 def scheduler_app(settings: Settings) -> Celery:
-    """The Celery app of a scheduler."""
+    """The Celery app of a scheduler.
+
+    It fetches one message per thread ahead and no more. What a killed scheduler had fetched is lost: an SDK client
+    asks again after two seconds by itself, a plain caller's ``get()`` ends with its own timeout.
+    """
     app = celery_app(settings, name="sandfleet-scheduler")
     app.conf.update(
         task_queues=[queue_of(SCHEDULER_QUEUE), queue_of(OPS_QUEUE)],
         worker_pool="threads",
-        worker_concurrency=settings.concurrency,
+        worker_concurrency=max(2, settings.concurrency),
+        # Only as many messages as threads leave Redis before their turn: that is all a killed scheduler loses.
+        worker_prefetch_multiplier=1,
     )
     client = Client(settings)
     client.now_ms()  # a Redis that does not answer is told in one line, before Celery begins to retry
@@ -80,6 +86,7 @@ def _gateway_task(gateway: Gateway, kind: str) -> _Task:
         "throws": (OperationFailed,),
         "__module__": __name__,
         "typing": False,
+        "max_retries": None,  # going round is bounded by the call's own queue timeout
     }
     gateway_task: _Task = type(f"gateway_{kind}", (_Task,), attributes)()
     return gateway_task

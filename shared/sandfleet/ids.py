@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 from sandfleet.errors import InvalidArgument
 
-__all__ = ["ANONYMOUS_PREFIX", "Identity", "is_sandbox_id", "new_op_id", "new_token", "resend_id", "sandbox_id_candidates"]
+__all__ = [
+    "ANONYMOUS_PREFIX",
+    "Identity",
+    "is_sandbox_id",
+    "new_op_id",
+    "new_token",
+    "resend_id",
+    "sandbox_id_candidates",
+]
 
 #: DeerFlow's rule for thread ids; `fullmatch`, because ``$`` accepts a trailing newline.
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -1,4 +1,4 @@
-"""``python -m tests.bench``: measure, print a table, write ``build/bench.json``. Never a test: nothing here passes or fails."""
+"""``python -m tests.bench``: measure, print a table, write ``build/bench.json``. Nothing here passes or fails."""
 
 from __future__ import annotations
 

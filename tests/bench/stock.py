@@ -26,7 +26,8 @@ def noop() -> None:
 def stock_worker(url: str, log: Path, *, events: bool) -> Iterator[Celery]:
     """A stock worker process on ``url``; gives an app that sends to it."""
     flags = ["-E"] if events else ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-    argv = [sys.executable, "-m", "celery", "-A", "tests.bench.stock", "worker", "-P", "threads", "-c", "8", "-l", "ERROR"]
+    worker = ["-A", "tests.bench.stock", "worker", "-P", "threads", "-c", "8", "-l", "ERROR"]
+    argv = [sys.executable, "-m", "celery", *worker]
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*argv, *flags],

@@ -112,7 +112,8 @@ def test_bytes_above_the_inline_limit_round_trip_and_leave_no_blob(fleet: Stack,
     # Control characters grow sixfold as JSON: they must not overflow a message.
     sandbox.update_file(f"{HOME}/nul", bytes(200_000))
     assert sandbox.download_file(f"{HOME}/nul") == bytes(200_000)
-    assert [key for key in fleet.store.keys() if ":blob:" in key] == []
+    kept = fleet.store.keys()
+    assert [key for key in kept if ":blob:" in key] == []
 
 
 def test_a_batch_is_one_operation_with_each_items_own_outcome(sandbox: Sandbox) -> None:
@@ -144,7 +145,8 @@ def test_commands_of_one_handle_keep_their_order_and_another_handle_runs_beside(
 
 
 def test_a_command_that_waits_too_long_for_its_lane_is_told_so_and_never_runs(sandbox: Sandbox) -> None:
-    blocker = threading.Thread(target=lambda: sandbox.run("until test -e free; do sleep 0.02; done", op_id=f"b-{sandbox.id}"))
+    wait = "until test -e free; do sleep 0.02; done"
+    blocker = threading.Thread(target=lambda: sandbox.run(wait, op_id=f"b-{sandbox.id}"))
     blocker.start()
     while not any(op.op_id == f"b-{sandbox.id}" and op.state == "claimed" for op in _ops(sandbox)):
         pass

@@ -214,7 +214,8 @@ class Node:
             self.finish(job, Completion(value={"found": found}))
             return
         if message.kind == "execute_command":
-            self._limit(args, message)
+            # Every command has a deadline, and none outlives what its caller said it would wait for.
+            args["timeout_s"] = min(args.get("timeout_s") or self.settings.command_timeout_s, self._left_s(message))
         op = Operation(job.op_id, message.kind, args, content)
 
         def done(completion: Completion) -> None:
@@ -225,10 +226,13 @@ class Node:
                 self.finish(job, completion)
 
         if message.kind == "batch":
-            for item in args["ops"]:
-                if item["kind"] == "execute_command":
-                    item["args"] = self._limit(dict(item.get("args") or {}), message)
-            job.carry.batch = BatchRun(held.connection, op, done)
+            job.carry.batch = BatchRun(
+                held.connection,
+                op,
+                done,
+                deadline=time.monotonic() + self._left_s(message),
+                command_timeout_s=self.settings.command_timeout_s,
+            )
             job.carry.batch.start()
         else:
             held.connection.start(op, done)
@@ -244,11 +248,8 @@ class Node:
     def _cancelled(job: Job) -> Cancelled:
         return Cancelled(f"operation {job.op_id} was cancelled before it started", started=False, op_id=job.op_id)
 
-    def _limit(self, args: dict[str, Any], message: OpMessage) -> dict[str, Any]:
-        """Every command has a deadline, and none outlives what its caller said it would wait for."""
-        left_s = max(0.1, (message.deadline_ms - self.lease.now_ms()) / 1000)
-        args["timeout_s"] = min(args.get("timeout_s") or self.settings.command_timeout_s, left_s)
-        return args
+    def _left_s(self, message: OpMessage) -> float:
+        return max(0.1, float(message.deadline_ms - self.lease.now_ms()) / 1000)
 
     # --- cancelling --------------------------------------------------------------------------
 
@@ -305,7 +306,7 @@ class Node:
         try:
             self._answer(job, carry, completion)
         except Exception as exc:
-            # A lane that never moves on would be worse than any answer.
+            # A lane that never moves on is worse than any answer.
             log.exception("op.answer_failed", extra={"op_id": job.op_id})
             self._answer(job, carry, Completion(error=self._untold(job, carry, exc)))
         finally:

@@ -134,8 +134,8 @@ class Upkeep:
             try:
                 adopted = node.store.adopt(held.identity, held.spec, held.route, data_id=self._lifecycle.data_id)
             except LeaseLost:
-                # It lost its data once more. If the lease is another's by now, this raises, and the node ends.
-                node.lease.announce(again=True)
+                # It lost its data once more. The next renewal finds that out and announces the node again, or learns
+                # that somebody else is this node by now.
                 return False
             if not adopted:
                 log.warning("sandbox.superseded", extra={"sandbox_id": sandbox_id})

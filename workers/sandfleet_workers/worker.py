@@ -199,7 +199,8 @@ class LoopTick(bootsteps.StartStopStep):
             self.timer.cancel()
             self.timer = None
         # A consumer that stops is on its way to the next connection, unless the worker itself ends.
-        parent.app.sandfleet_node.lease.reconnecting = parent.blueprint.state == bootsteps.RUN  # type: ignore[attr-defined]  # missing in the stubs
+        running: int = bootsteps.RUN  # type: ignore[attr-defined]  # missing in the stubs
+        parent.app.sandfleet_node.lease.reconnecting = parent.blueprint.state == running
 
     shutdown = stop
 

@@ -195,7 +195,8 @@ class Store(ABC):
     def adopt(self, identity: Identity, spec: SandboxSpec, route: Route, *, data_id: str) -> bool:
         """A node re-announces a sandbox it holds after the store lost its data (or under a new incarnation): live
         again if nothing newer is known of the thread (epoch ≤ route.epoch). Never refused for want of a place: it runs,
-        and somebody may be in it. False: somebody newer owns it or it is being removed, destroy it.
+        and somebody may be in it; while the store recovers it counts as in use for a minute, until those who are in
+        it renew their holds. False: somebody newer owns it or it is being removed, destroy it.
 
         Raises:
             LeaseLost: The incarnation does not hold its node's lease; announce first (nothing is to be destroyed).

@@ -11,7 +11,7 @@ from sandfleet.ids import Identity, sandbox_id_candidates
 from sandfleet.model import NodeState, SandboxInfo, SandboxSpec, SandboxState
 from sandfleet.store.base import Acquired, Push, Recorded, Reserved, Route, Store, Waiter
 from sandfleet.store.codec import ms_of
-from sandfleet.store.memory_state import KEEP_MS, MAX_WAITERS, MemoryState, Sandbox, Thread, Waiting, _where
+from sandfleet.store.memory_state import ADOPTED_MS, KEEP_MS, MAX_WAITERS, MemoryState, Sandbox, Thread, Waiting, _where
 
 
 class MemorySandboxes(MemoryState, Store):
@@ -160,6 +160,8 @@ class MemorySandboxes(MemoryState, Store):
             self._places[route.node_id][route.sandbox_id] = math.inf
             self._warm[route.node_id].pop(route.sandbox_id, None)
             self._grant_waiters(digest, route, new=False)
+            if self._recovering_until > self._now():
+                self._agents[route.sandbox_id]["recovering"] = self._now() + ADOPTED_MS
             self._settle(route)
             self._tell(route.sandbox_id, "adopted", **_where(route))
             return True

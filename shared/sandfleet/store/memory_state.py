@@ -20,6 +20,7 @@ __all__ = ["DAY_MS", "KEEP_MS", "Expiring", "MemoryState", "Node", "Op", "Sandbo
 DAY_MS = 86_400_000
 KEEP_MS = 30 * DAY_MS
 LOST_MS = 600_000
+ADOPTED_MS = 60_000
 MAX_WAITERS = 1000
 STORY_LENGTH = 100
 STREAM_LENGTH = 10_000
