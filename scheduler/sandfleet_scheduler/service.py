@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandfleet.acquiring import lifecycle_message
@@ -21,8 +21,8 @@ from sandfleet.errors import (
     SandfleetError,
     VersionMismatch,
 )
-from sandfleet.ids import Identity, new_op_id
-from sandfleet.model import NodeState, SandboxSpec
+from sandfleet.ids import Identity, new_op_id, sandbox_id_candidates
+from sandfleet.model import NodeState, NodeView, SandboxSpec
 from sandfleet.store.base import Reserved, Route
 from sandfleet.wire import VERSION
 from sandfleet_scheduler.placement import Decision, PlacementRequest, choose_node
@@ -82,7 +82,8 @@ class Scheduler:
         """
         home = self.store.thread_home(identity)
         wanted = PlacementRequest(identity.digest, spec.backend, spec.labels, home, on_lost == "fresh")
-        decision = choose_node(wanted, self.store.nodes())
+        nodes = self.store.nodes()
+        decision = choose_node(wanted, nodes)
         for node in decision.place:
             reserved: Reserved = self.store.reserve(
                 identity,
@@ -103,6 +104,8 @@ class Scheduler:
                     retry_after_s=0.5,
                     reason="recovering",
                 )
+        if (under_way := self._under_way(identity, nodes)) is not None:
+            return under_way
         if decision.evict and self._make_room(identity, decision):
             raise NoCapacity("room is being made from a warm sandbox", retry_after_s=0.1)
         if decision.reason == "home_away":
@@ -114,6 +117,17 @@ class Scheduler:
             )
         why = _WHY.get(decision.reason or "full", "").format(backend=spec.backend, labels=dict(spec.labels))
         raise NoCapacity(why, retry_after_s=0.5, reason=decision.reason or "full")
+
+    def _under_way(self, identity: Identity, nodes: Sequence[NodeView]) -> str | None:
+        """What an earlier request for the same thread has come to, if that is why no place is left for this one."""
+        serving = {node.node_id for node in nodes if node.alive and node.state in (NodeState.READY, NodeState.CORDONED)}
+        for sandbox_id in sandbox_id_candidates(identity.digest)[:2]:
+            info = self.store.sandbox(sandbox_id)
+            if info is None or (info.thread_id, info.user_id) != (identity.thread_id, identity.user_id):
+                continue
+            if info.node_id in serving and info.state in ("creating", "live", "warm"):
+                return str(info.state)
+        return None
 
     def _create(self, identity: Identity, spec: SandboxSpec, route: Route) -> None:
         try:
@@ -155,7 +169,7 @@ class Scheduler:
 
     def _make_room_on(self, node_id: str) -> bool:
         infos = self.store.sandboxes(node_id=node_id)
-        recently = self.client.now_ms() / 1000 - _REMOVED_WITHIN_S
+        recently = self.store.now_ms() / 1000 - _REMOVED_WITHIN_S
         if any(info.state == "stopping" and info.used_at > recently for info in infos):
             return True
         for info in sorted((info for info in infos if info.state == "warm"), key=lambda info: info.used_at):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import threading
-import time
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Any
 
 from sandfleet.backends import Completion, Connection, Operation
@@ -105,7 +105,7 @@ class BatchRun:
             self._record(Cancelled("the batch was cancelled before this item", started=False))
             self._finish(index)
             return
-        left_s = None if self._deadline is None else self._deadline - time.monotonic()
+        left_s = None if self._deadline is None else self._deadline - monotonic()
         if left_s is not None and left_s <= 0:
             for _ in self._items[index:]:
                 self._record(QueueTimeout("the batch's time was over before this item; it did not run"))

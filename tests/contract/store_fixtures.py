@@ -54,6 +54,16 @@ class World:
     def expire_blob(self, blob_id: str) -> None:
         raise NotImplementedError
 
+    def expire_answer(self, op_id: str) -> None:
+        raise NotImplementedError
+
+    def end_recovery(self) -> None:
+        raise NotImplementedError
+
+    def kept_s(self, op_id: str) -> float:
+        """How long the op record lives from now on."""
+        raise NotImplementedError
+
     def forge_id(self, sandbox_id: str, digest: str) -> None:
         raise NotImplementedError
 
@@ -67,10 +77,16 @@ class World:
     # --- short ways ---------------------------------------------------------------------------
 
     def announce(
-        self, node_id: str = "n1", incarnation: str = "i1", *, replicas: int = 4, lease_s: float = LONG_S
+        self,
+        node_id: str = "n1",
+        incarnation: str = "i1",
+        *,
+        replicas: int = 4,
+        lease_s: float = LONG_S,
+        again: bool = False,
     ) -> int:
         record = NodeRecord(node_id, incarnation, replicas, "data-1", ("mock",), {"zone": "a"}, "host", 7, "0.1")
-        return self.store.announce(record, lease_s=lease_s)
+        return self.store.announce(record, lease_s=lease_s, again=again)
 
     def waiter(self, op_id: str = "a1", client: str = "c1", agent: str = "agent-1") -> Waiter:
         return Waiter(op_id, client, agent, LONG_S)
@@ -173,6 +189,15 @@ class MemoryWorld(World):
         client, size, _ = self.memory._blobs[blob_id]
         self.memory._blobs[blob_id] = (client, size, 1)
 
+    def expire_answer(self, op_id: str) -> None:
+        assert self.memory._answers.drop(op_id)
+
+    def end_recovery(self) -> None:
+        self.memory._recovering_until = 1
+
+    def kept_s(self, op_id: str) -> float:
+        return (self.memory._ops._entries[op_id][1] - self.memory.now_ms()) / 1000
+
     def forge_id(self, sandbox_id: str, digest: str) -> None:
         self.memory._ids.put(sandbox_id, digest, math.inf)
 
@@ -218,6 +243,15 @@ class RedisWorld(World):
         key = f"{self.prefix}blob:{blob_id}"
         self.raw.zadd(f"{self.prefix}blobs", {self.raw.hget(key, "member"): 1})
         self.raw.delete(key, *self.raw.keys(f"{key}:*"))
+
+    def expire_answer(self, op_id: str) -> None:
+        assert self.raw.delete(f"{self.prefix}answer:{op_id}") == 1
+
+    def end_recovery(self) -> None:
+        self.raw.hset(f"{self.prefix}fleet", "recovering", 1)
+
+    def kept_s(self, op_id: str) -> float:
+        return self.raw.pttl(f"{self.prefix}op:{op_id}") / 1000
 
     def forge_id(self, sandbox_id: str, digest: str) -> None:
         self.raw.set(f"{self.prefix}id:{sandbox_id}", digest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,8 @@ import psutil
 import pytest
 
 from sandfleet.backends import Completion, Liveness, Operation
-from sandfleet.errors import NotStarted, OutcomeUnknown, SandboxLost
+from sandfleet.errors import FileTooLarge, NotStarted, OutcomeUnknown, SandboxLost
+from sandfleet_workers import endpoint_socket
 from sandfleet_workers.backends.local_host import Python, sandboxd_program
 from sandfleet_workers.endpoint import EndpointConnection
 from sandfleet_workers.endpoint_socket import TcpEndpoint, UnixEndpoint
@@ -55,10 +58,10 @@ class Sandboxd:
     def kill(self) -> None:
         """End it and, as no namespace does it here, what it started."""
         children = psutil.Process(self.process.pid).children() if self.process.poll() is None else []
+        self.process.kill()  # first: it must not live to tell how its children ended
+        self.process.wait()
         for child in children:
             child.kill()
-        self.process.kill()
-        self.process.wait()
 
 
 @pytest.fixture
@@ -223,6 +226,86 @@ def test_a_session_that_was_lost_is_told_once_and_then_new(connection: EndpointC
     assert told.value["stdout"] == ".\n"
     if first.error is not None:
         assert first.error.code == "session_lost"
+
+
+# --- limits, and what must end whatever happens ----------------------------------------------
+
+
+def test_a_file_above_the_limit_of_one_operation_is_refused_before_its_bytes_move(
+    connection: EndpointConnection, tmp_path: Path
+) -> None:
+    with (tmp_path / "big").open("wb") as file:
+        file.truncate(100 * MIB + 1)
+    tracemalloc.start()
+    for args in ({}, {"max_bytes": 200 * MIB}):
+        refused = connection.perform(op("read_file", path="big", **args)).error
+        assert isinstance(refused, FileTooLarge)
+        assert refused.facts["limit"] == 100 * MIB
+    assert tracemalloc.get_traced_memory()[1] < MIB
+    tracemalloc.stop()
+    head = connection.perform(op("read_file", path="big", max_bytes=10))
+    assert (head.content, head.value["truncated"]) == (bytes(10), True)
+
+
+def test_a_node_without_descriptors_left_says_that_nothing_has_begun(
+    connection: EndpointConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_args: Any, **_kwargs: Any) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(endpoint_socket.socket, "socket", none_left)
+        assert isinstance(connection.perform(op("execute_command", command="true"), 5).error, NotStarted)
+    assert connection.perform(op("execute_command", command="true")).error is None
+
+
+def test_an_operation_ends_whatever_goes_wrong_when_it_is_sent(
+    connection: EndpointConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(connection._waiter, "register", full)
+        ended: list[Completion] = []
+        connection.start(op("execute_command", command="true"), ended.append)
+        wait_until(lambda: ended, 5)
+    assert isinstance(ended[0].error, NotStarted)
+    assert sockets_of(connection) == []
+    assert connection.perform(op("execute_command", command="true")).error is None
+    assert len(ended) == 1
+
+
+def test_an_operation_ends_though_nobody_can_tell_whether_its_sandbox_lives(
+    sandboxd: Sandboxd, connection: EndpointConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> Liveness:
+        raise RuntimeError("a bug in a backend")
+
+    monkeypatch.setattr(connection, "_liveness", broken)
+    sandboxd.kill()
+    assert isinstance(connection.perform(op("stat", path="."), 5).error, NotStarted)
+
+
+def test_cancelling_what_runs_no_more_gives_up_at_once(
+    connection: EndpointConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = op("execute_command", command="true")
+    connection.perform(done)
+    connection._commands.add(done.op_id)  # as between the sandbox's answer and its completion
+    asked: list[str] = []
+    kill = connection._kill
+    monkeypatch.setattr(connection, "_kill", lambda op_id, until: asked.append(op_id) or kill(op_id, until))
+    assert connection.cancel(done.op_id) is False
+    assert asked == [done.op_id]
+
+
+def test_cancelling_in_a_sandbox_that_knows_of_nothing_takes_a_second_at_most(connection: EndpointConnection) -> None:
+    connection.perform(op("health"))
+    connection._commands.add("never-came")
+    began = time.monotonic()
+    assert connection.cancel("never-came") is False
+    assert time.monotonic() - began < 2
 
 
 def test_tcp_with_a_token_works_alike(tmp_path: Path) -> None:

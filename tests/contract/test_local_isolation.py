@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -236,6 +237,49 @@ def test_a_directory_everyone_can_reach_needs_no_staging(plan: SandboxPlan, worl
         connection = world.backend.create(open_plan)
         assert shell(world, connection, "ls /proc/$$/fd; pwd").split() == ["0", "1", "2", "/mnt/user-data/workspace"]
         world.backend.destroy(plan.sandbox_id)
+
+
+@as_root
+def test_what_root_needs_for_its_starts_lies_where_the_next_run_of_the_node_clears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require("bwrap")
+    backend = LocalBackend(LocalSettings(data_root=tmp_path), lambda *_: None)
+    outside = tmp_path / "tmp"
+    outside.mkdir()
+    with tempfile.TemporaryDirectory() as root:
+        os.chmod(root, 0o755)
+        monkeypatch.setattr(tempfile, "tempdir", str(outside))
+        # The data cannot be reached by the sandbox's user, so it is staged; the run directory can.
+        plan = replace(World(backend, tmp_path, []).plan(), run_dir=Path(root) / "node" / "s")
+        backend.create(plan)
+        assert len(list(plan.run_dir.parent.glob("*/stage"))) == 1
+        assert list(outside.iterdir()) == []
+        backend.close()
+        assert list(plan.run_dir.parent.iterdir()) == []
+
+
+def test_the_next_sandbox_of_a_thread_is_not_harmed_by_the_burial_of_the_last(world: World, plan: SandboxPlan) -> None:
+    backend = world.backend
+    assert isinstance(backend, LocalBackend)
+    world.backend.create(plan)
+    # Whoever reports deaths is busy, so that the news of this one comes late.
+    busy = threading.Event()
+    for _ in range(2):
+        backend._undertaker.submit(busy.wait, 20)
+    os.kill(pid_of(world, plan), signal.SIGKILL)
+    wait_until(lambda: not backend.running(), 5)
+    made: list[Connection] = []
+    creator = threading.Thread(target=lambda: made.append(backend.create(plan)))
+    creator.start()
+    creator.join(0.2)
+    assert creator.is_alive(), "the last one is not buried yet"
+    busy.set()
+    creator.join(20)
+    assert plan.run_dir.exists()
+    assert shell(world, made[0], "echo alive").strip() == "alive"
+    wait_until(lambda: not backend._dying, 5)
+    assert backend.running() == [plan.sandbox_id]
 
 
 def test_a_start_that_hangs_is_given_up_and_leaves_nothing(

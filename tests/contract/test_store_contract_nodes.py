@@ -6,6 +6,7 @@ import pytest
 
 from sandfleet.errors import LeaseLost, NodeIdInUse
 from sandfleet.model import NodeState
+from sandfleet.store.base import Push
 from tests.contract.store_fixtures import ALICE, BOB, World
 
 
@@ -85,6 +86,19 @@ def test_an_overtaken_incarnation_loses_its_lease_even_when_the_new_one_died_too
 
 def test_no_state_is_set_on_an_unknown_node(world: World) -> None:
     assert not world.store.set_node_state("nobody", NodeState.CORDONED)
+
+
+def test_an_old_process_does_not_retire_its_successor(world: World) -> None:
+    world.announce("n1", "i1")
+    world.lapse_lease()
+    world.announce("n1", "i2")
+    assert not world.store.set_node_state("n1", NodeState.GONE, incarnation="i1")
+    assert not world.store.set_node_state("nobody", NodeState.GONE, incarnation="i1")
+    (node,) = world.store.nodes()
+    assert (node.incarnation, node.state, node.alive) == ("i2", NodeState.READY, True)
+    assert world.store.renew("n1", "i2", lease_s=60).known
+    assert world.store.set_node_state("n1", NodeState.GONE, incarnation="i2")
+    assert world.store.nodes()[0].state == NodeState.GONE
 
 
 def test_a_retired_incarnation_can_neither_renew_nor_announce(world: World) -> None:
@@ -168,6 +182,38 @@ def test_closing_answers_in_recorded_order_page_by_page(world: World) -> None:
             break
     assert pages == [4, 4, 2]
     assert [op_id for op_id, _ in world.replies()] == names
+
+
+def test_a_close_out_that_was_interrupted_can_be_seen_and_goes_on(world: World) -> None:
+    world.announce()
+    route = world.live()
+    world.listen()
+    for i in range(3):
+        world.record(route, f"op-{i}")
+    world.lapse_lease()
+    assert world.store.close_incarnation("n1", None, reason="dead", limit=2).more
+    (node,) = world.store.nodes()
+    assert (node.state, node.inflight) == (NodeState.GONE, 1)
+    assert not world.store.close_incarnation("n1", None, reason="dead", limit=2).more
+    (node,) = world.store.nodes()
+    assert (node.inflight, node.places) == (0, 0)
+    assert len(world.replies()) == 3
+
+
+def test_only_a_dead_node_s_queue_is_dropped(world: World) -> None:
+    world.announce("n1", "i1")
+    route = world.live()
+    for i in range(3):
+        world.store.record(world.op(route, f"op-{i}"), Push("sandfleet.node.n1", f"op-{i}"))
+    world.store.close_incarnation("n1", None, reason="alive after all")
+    world.lapse_lease()
+    world.announce("n1", "i2")
+    world.store.close_incarnation("n1", "i2", reason="restarted")
+    world.store.close_incarnation("n1", "i1", reason="confused")
+    assert world.store.queue_length("sandfleet.node.n1") == 3
+    world.lapse_lease()
+    world.store.close_incarnation("n1", None, reason="dead")
+    assert world.store.queue_length("sandfleet.node.n1") == 0
 
 
 def test_a_returning_node_closes_only_what_earlier_incarnations_left(world: World) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from sandfleet.errors import PayloadTooLarge
 from sandfleet.model import NodeState
-from sandfleet.store.base import Route
+from sandfleet.store.base import Route, wants_errors_only
 from tests.contract.store_fixtures import ALICE, BOB, World
 
 OK = '{"ok":{"value":1}}'
@@ -195,6 +195,41 @@ def test_an_operation_is_answered_once(world: World) -> None:
     assert view.finished_at_ms is not None
     assert world.store.ops() == []
     assert world.store.nodes()[0].inflight == 0
+
+
+def test_only_what_nobody_claimed_is_answered_when_that_is_asked(world: World) -> None:
+    world.announce()
+    route = world.live()
+    world.listen()
+    world.record(route, "waits")
+    world.record(route, "runs")
+    world.store.claim("runs", route)
+    assert not world.store.finish("runs", route, outcome="not_started", reply='{"error":{}}', only_recorded=True)
+    assert world.store.finish("waits", route, outcome="not_started", reply='{"error":{}}', only_recorded=True)
+    assert [op_id for op_id, _ in world.replies()] == ["waits"]
+    view = world.store.op("runs")
+    assert view is not None
+    assert view.state == "claimed"
+    assert world.store.finish("runs", route, outcome="ok", reply=OK)
+
+
+def test_a_client_that_wants_errors_only_is_not_sent_successes(world: World) -> None:
+    world.announce()
+    route = world.live()
+    world.listen("!plain")
+    for op_id in ("fine", "wrong", "cancelled", "died"):
+        world.record(route, op_id, reply_to="!plain")
+    world.store.finish("fine", route, outcome="ok", reply=OK)
+    world.store.finish("wrong", route, outcome="path_not_found", reply='{"error":{"code":"path_not_found"}}')
+    world.store.cancel("cancelled")
+    world.lapse_lease()
+    world.store.close_incarnation("n1", None, reason="dead")
+    assert [op_id for op_id, _ in world.replies("!plain")] == ["wrong", "cancelled", "died"]
+    view = world.store.op("fine")
+    assert view is not None
+    assert (view.state, view.reply) == ("done", OK)
+    assert wants_errors_only("!plain")
+    assert not wants_errors_only("c1")
 
 
 def test_a_read_is_answered_without_a_claim(world: World) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sandfleet.errors import Busy, LeaseLost
+from sandfleet.errors import Busy
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState, SandboxState
 from sandfleet.store.base import Route, Waiter
-from tests.contract.store_fixtures import ALICE, BOB, ERROR, SPEC, World
+from tests.contract.store_fixtures import ALICE, BOB, ERROR, World
 
 
 def test_the_first_use_of_a_thread_is_requested_from_the_scheduler(world: World) -> None:
@@ -254,76 +254,6 @@ def test_those_who_wait_can_be_told_that_there_is_no_room(world: World) -> None:
     assert world.store.answer_waiters(ALICE, ERROR) == 3
     assert world.store.answer_waiters(ALICE, ERROR) == 0
     assert world.replies() == [(f"a{i}", {"error": ERROR}) for i in range(3)]
-
-
-def test_a_node_adopts_what_it_held_after_the_store_lost_its_data(world: World) -> None:
-    world.announce()
-    route = world.live()
-    world.flush()
-    world.announce()
-    world.listen()
-    world.acquire(agent="x")
-    assert world.store.adopt(ALICE, SPEC, route, data_id="data-1")
-    assert world.state(route) == "live"
-    assert world.replies()[0][1]["ok"]["epoch"] == route.epoch
-    assert world.store.adopt(ALICE, SPEC, route, data_id="data-1")
-    assert world.places() == 1
-    assert world.store.thread_home(ALICE) == "data-1"
-    assert world.acquire().route == route
-
-
-def test_an_adopted_sandbox_with_nobody_in_it_is_warm(world: World) -> None:
-    world.announce()
-    assert world.store.adopt(ALICE, SPEC, Route("a" * 8, "n1", "i1", 7), data_id="d")
-    assert [info.state for info in world.store.sandboxes()] == [SandboxState.WARM]
-
-
-def test_a_restarted_node_adopts_under_its_new_incarnation(world: World) -> None:
-    world.announce()
-    route = world.live()
-    world.lapse_lease()
-    world.announce("n1", "i2")
-    world.store.close_incarnation("n1", "i2", reason="restarted")
-    adopted = Route(route.sandbox_id, "n1", "i2", route.epoch)
-    assert world.store.adopt(ALICE, SPEC, adopted, data_id="data-1")
-    assert world.store.route(route.sandbox_id) == adopted
-    assert world.places() == 1
-
-
-def test_a_newer_owner_wins_over_an_adoption(world: World) -> None:
-    world.announce()
-    world.announce("n2", "j1")
-    route = world.live()
-    assert not world.store.adopt(ALICE, SPEC, Route(route.sandbox_id, "n2", "j1", route.epoch - 1), data_id="d")
-    assert not world.store.adopt(ALICE, SPEC, Route(route.sandbox_id, "n2", "j1", route.epoch), data_id="d")
-    assert world.store.route(route.sandbox_id) == route
-
-
-def test_the_larger_epoch_wins_between_two_holders_after_a_loss(world: World) -> None:
-    world.announce()
-    world.announce("n2", "j1")
-    assert world.store.adopt(ALICE, SPEC, Route("a" * 8, "n1", "i1", 7), data_id="d")
-    assert world.store.adopt(ALICE, SPEC, Route("a" * 8, "n2", "j1", 8), data_id="d")
-    assert world.store.route("a" * 8) == Route("a" * 8, "n2", "j1", 8)
-    assert (world.places("n1"), world.places("n2")) == (0, 1)
-
-
-def test_nothing_is_adopted_into_a_full_node_or_under_anothers_id_or_while_stopping(world: World) -> None:
-    world.announce(replicas=1)
-    route = world.live(ALICE, agent="")
-    assert not world.store.adopt(BOB, SPEC, Route(BOB.digest[:8], "n1", "i1", 7), data_id="d")
-    assert not world.store.adopt(BOB, SPEC, Route(route.sandbox_id, "n1", "i1", 7), data_id="d")
-    world.store.begin_stop(route.sandbox_id, owner=None, force=False, reason="idle")
-    assert not world.store.adopt(ALICE, SPEC, route, data_id="d")
-
-
-def test_a_node_without_its_lease_is_not_told_to_destroy_what_it_holds(world: World) -> None:
-    with pytest.raises(LeaseLost):
-        world.store.adopt(ALICE, SPEC, Route("a" * 8, "n1", "i1", 7), data_id="d")
-    world.announce()
-    world.lapse_lease()
-    with pytest.raises(LeaseLost):
-        world.store.adopt(ALICE, SPEC, Route("a" * 8, "n1", "i1", 7), data_id="d")
 
 
 def test_users_with_one_thread_id_have_different_sandboxes(world: World) -> None:

@@ -33,6 +33,25 @@ def test_replies_are_read_on_from_a_cursor(world: World) -> None:
     assert world.store.read_replies("c1", rest[-1].cursor, block_s=0) == []
 
 
+def test_replies_that_were_handled_are_dropped(world: World) -> None:
+    world.listen()
+    for i in range(5):
+        world.store.reply(world.waiter(f"a{i}"), "{}")
+    entries = world.store.read_replies("c1", "0", block_s=0)
+    world.store.trim_replies("c1", "0")
+    assert len(world.replies()) == 5
+    world.store.trim_replies("c1", entries[2].cursor)
+    assert [op_id for op_id, _ in world.replies()] == ["a3", "a4"]
+    world.store.trim_replies("c1", entries[2].cursor)
+    world.store.trim_replies("c1", entries[4].cursor)
+    assert world.replies() == []
+    assert not world.store.open_replies("c1", ttl_s=60), "an empty stream is still a client that listens"
+    world.store.reply(world.waiter("a5"), "{}")
+    assert [r.op_id for r in world.store.read_replies("c1", entries[4].cursor, block_s=0)] == ["a5"]
+    world.store.trim_replies("nobody", entries[4].cursor)
+    assert not [key for key in world.key_names() if "reply:nobody" in key]
+
+
 def test_nobody_is_answered_who_is_gone(world: World) -> None:
     assert not world.store.reply(world.waiter(), "{}")
     world.listen()

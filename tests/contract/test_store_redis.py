@@ -183,16 +183,21 @@ def test_a_full_redis_takes_nothing_new_but_lets_the_old_end(full: RedisWorld) -
     route = full.live()
     full.listen()
     full.record(route)
+    full.record(route, "big")
     full.raw.config_set("maxmemory", 1)
     with pytest.raises(StoreUnavailable) as refused:
         full.record(route, "o2")
     assert refused.value.facts["reason"] == "full"
     assert refused.value.retry_after_s
     assert full.store.op("o2") is None
-    assert full.raw.zrange("test:inflight:n1", 0, -1) == ["o1"]
+    assert full.raw.zrange("test:inflight:n1", 0, -1) == ["o1", "big"]
+    assert full.store.renew_agents("agent-1", {route.sandbox_id: ALICE.digest}, ttl_s=60) == []
     assert full.store.claim("o1", route).status == "claimed"
     assert full.store.finish("o1", route, outcome="ok", reply='{"ok":{}}')
-    assert full.replies() == [("o1", {"ok": {}})]
+    assert full.store.finish("big", route, outcome="ok", reply='{"ok":"' + "x" * 9000 + '"}')
+    assert [op_id for op_id, _ in full.replies()] == ["o1", "big"]
+    full.store.trim_replies("c1", full.store.read_replies("c1", "0", block_s=0)[0].cursor)
+    assert [op_id for op_id, _ in full.replies()] == ["big"]
     assert full.store.release(route.sandbox_id, ALICE.digest, "agent-1")
     assert full.store.renew("n1", "i1", lease_s=60).known
     assert full.store.begin_stop(route.sandbox_id, owner=None, force=True, reason="x").status == "recorded"
@@ -255,7 +260,7 @@ def test_every_key_ends_by_itself_after_a_full_life(redis_world: RedisWorld) -> 
     world.store.created(route)
     world.record(route, "done")
     world.store.claim("done", route)
-    world.store.finish("done", route, outcome="ok", reply="{}")
+    world.store.finish("done", route, outcome="ok", reply="x" * 5000)
     world.record(route, "left")
     world.acquire(Identity("waits"))
     world.store.blob_begin("b", client="c1", size=10, ttl_s=60)
@@ -266,7 +271,7 @@ def test_every_key_ends_by_itself_after_a_full_life(redis_world: RedisWorld) -> 
     assert_all_end(world)
     kinds = {re.sub(r"^test:(\w+).*", r"\1", key) for key in world.key_names()}
     assert kinds >= {"blob", "blobs", "bytes", "busy", "fleet", "id", "inflight", "lease", "lock", "node", "nodes"}
-    assert kinds >= {"op", "places", "reply", "sandbox", "sandboxes", "story", "thread", "waiting", "warm"}
+    assert kinds >= {"answer", "op", "places", "reply", "sandbox", "sandboxes", "story", "thread", "waiting", "warm"}
 
     world.store.begin_stop(route.sandbox_id, owner=None, force=True, reason="x")
     world.store.finish("left", route, outcome="ok", reply="{}")

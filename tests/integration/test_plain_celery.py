@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from celery.result import AsyncResult, GroupResult
 from sandfleet.celery_app import celery_app
 from sandfleet.errors import (
     InvalidArgument,
+    NoCapacity,
     OperationFailed,
     PathNotFound,
     SandboxNotFound,
@@ -23,9 +25,10 @@ from sandfleet.errors import (
 )
 from sandfleet.ids import Identity, sandbox_id_candidates
 from sandfleet.ops import OPS
+from sandfleet.provider import SandboxProvider
 from sandfleet.stack import Stack
 from sandfleet.wire import OPS_QUEUE
-from tests.services import wait_until
+from tests.services import require, wait_until
 
 # Celery 5.7 stores results with a command that redis-py 8 calls deprecated; here it does so in our own process.
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
@@ -283,3 +286,63 @@ def test_every_operation_has_a_task(fleet: Stack, app: Celery) -> None:
     assert len(ours) == 3
     for worker, tasks in ours.items():
         assert {f"sandbox.{kind}" for kind in OPS} <= tasks, worker
+
+
+# --- more callers than threads ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[Stack]:
+    """A scheduler with two threads and a node with one place: plain calls must wait for it one after the other."""
+    require("redis")
+    with Stack(nodes=1, backend="mock", lease_s=3.0, concurrency=2, replicas=1) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def narrow_app(narrow: Stack) -> Iterator[Celery]:
+    made = celery_app(narrow.settings)
+    yield made
+    made.backend.remove_pending_result = lambda result: result
+    made.close()
+
+
+def test_a_chord_of_calls_that_wait_for_a_place_keeps_its_ids_and_calls_back_once(
+    narrow: Stack, narrow_app: Celery
+) -> None:
+    header = [narrow_app.signature("sandbox.noop", kwargs={"thread_id": f"wide-{n}"}) for n in range(6)]
+    after = narrow_app.signature("sandbox.noop", kwargs={"thread_id": "wide-after"}, immutable=True)
+    result = chord(header)(after)
+    ids = [member.id for member in result.parent.results]
+    result.get(timeout=60.0)
+    assert [member.id for member in result.parent.results] == ids
+    assert result.parent.successful()
+    for op_id in [*ids, result.id]:
+        view = narrow.store.op(op_id)
+        assert view is not None
+        assert (view.state, view.outcome) == ("done", "ok")
+
+
+def test_an_sdk_client_is_served_while_plain_calls_wait_for_a_place(narrow: Stack, narrow_app: Celery) -> None:
+    with SandboxProvider(narrow.settings) as provider:
+        held = provider.acquire("holds-the-only-place")
+        waiting = [narrow_app.send_task("sandbox.noop", kwargs={"thread_id": f"stuck-{n}"}) for n in range(6)]
+        wait_until(lambda: {r.state for r in waiting} & {"RETRY"}, SOON_S, story=lambda: [r.state for r in waiting])
+        for n in range(3):
+            started = time.monotonic()
+            with pytest.raises(NoCapacity):
+                provider.acquire(f"asks-{n}", timeout_s=1.0)
+            assert time.monotonic() - started < 3.0, "the scheduler answered, and not the client's clock"
+        provider.release(held)
+        for result in waiting:
+            result.get(timeout=60.0)
+
+
+def test_a_call_that_is_delivered_twice_runs_once_and_does_not_fail(app: Celery) -> None:
+    kwargs = {"command": "echo ran >> twice; sleep 0.5; cat twice", "thread_id": "plain-twice"}
+    first = app.send_task("sandbox.execute_command", kwargs=kwargs)
+    app.send_task("sandbox.execute_command", kwargs=kwargs, task_id=first.id)
+    assert first.get(timeout=SOON_S)["stdout"] == "ran\n"
+    app.send_task("sandbox.execute_command", kwargs=kwargs, task_id=first.id)
+    assert command(app, "cat twice", thread_id="plain-twice").get(timeout=SOON_S)["stdout"] == "ran\n"
+    assert first.state == states.SUCCESS

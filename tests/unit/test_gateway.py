@@ -7,27 +7,41 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.exceptions import Ignore
 
 from sandfleet.client import Client
 from sandfleet.config import Settings
-from sandfleet.errors import InvalidArgument, NotStarted, SandboxNotFound, SandfleetError
+from sandfleet.errors import (
+    Busy,
+    InvalidArgument,
+    NoCapacity,
+    NotStarted,
+    OpConflict,
+    SandboxNotFound,
+    SandfleetError,
+)
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState, SandboxSpec, SandboxState
-from sandfleet.store.base import NodeRecord, Route
+from sandfleet.store.base import NodeRecord, Route, wants_errors_only
 from sandfleet.store.memory import MemoryStore
 from sandfleet.wire import OpMessage, decode_content
 from sandfleet_scheduler.gateway import Gateway
+from sandfleet_scheduler.results import PLAIN_CALLERS
 from sandfleet_scheduler.service import Scheduler
 
 ALICE = Identity("alice", "u")
 WHOSE = {"thread_id": "alice", "user_id": "u"}
 
 
+class WentRound(Exception):
+    """What the stand-in for a task gives for a retry, with the headers."""
+
+
 class World:
     """A gateway, a node, and alice's warm sandbox on it."""
 
     def __init__(self) -> None:
-        settings = Settings.load({}, backend="mock", acquire_timeout_s=1.0)
+        settings = Settings.load({}, backend="mock", acquire_timeout_s=1.0, concurrency=2)
         self.store = MemoryStore()
         self.client = Client(settings, self.store)
         self.gateway = Gateway(settings, Scheduler(self.client))
@@ -39,9 +53,14 @@ class World:
         self.route: Route = reserved.route
         assert self.store.created(self.route)
 
-    def forward(self, kind: str, *args: Any, task_id: str = "task-1", **kwargs: Any) -> Any:
-        request = SimpleNamespace(id=task_id, group=None, chord=None, errbacks=None)
-        task: Any = SimpleNamespace(request=request, app=None, signature=lambda **options: SimpleNamespace(**options))
+    def forward(self, kind: str, *args: Any, task_id: str = "task-1", headers: Any = None, **kwargs: Any) -> Any:
+        request = SimpleNamespace(id=task_id, group=None, chord=None, errbacks=None, headers=headers)
+        task: Any = SimpleNamespace(
+            request=request,
+            app=None,
+            signature=lambda **options: SimpleNamespace(**options),
+            retry=lambda countdown, throw, headers: WentRound(headers),
+        )
         return self.gateway.forward(task, kind, args, kwargs)
 
     def state(self) -> tuple[SandboxState, int, int]:
@@ -142,3 +161,82 @@ def test_a_node_that_takes_nothing_is_a_typed_error_and_holds_nothing(world: Wor
     with pytest.raises(NotStarted):
         world.forward("noop", sandbox_id=world.route.sandbox_id)
     assert world.store.ops() == []
+
+
+# --- one call delivered twice ----------------------------------------------------------------------------
+
+
+def test_the_second_delivery_of_a_call_is_ignored_while_the_first_one_runs(world: World) -> None:
+    world.forward("execute_command", **WHOSE, command="ls")
+    with pytest.raises(Ignore):
+        world.forward("execute_command", **WHOSE, command="ls")
+    world.store.claim("task-1", world.route)
+    with pytest.raises(Ignore):
+        world.forward("execute_command", **WHOSE, command="ls")
+    assert world.state() == (SandboxState.LIVE, 0, 1)
+    assert len(world.store.ops()) == 1
+
+
+def test_a_second_delivery_that_finds_no_sandbox_is_no_failure_of_the_first(world: World) -> None:
+    world.forward("execute_command", **WHOSE, command="ls")
+    world.store.set_node_state("n1", NodeState.DRAINING)
+    for named in (WHOSE, {"sandbox_id": world.route.sandbox_id}, {**WHOSE, "sandbox_id": world.route.sandbox_id}):
+        with pytest.raises(Ignore):
+            world.forward("execute_command", **named, command="ls")
+
+
+def test_another_call_that_was_given_the_same_task_id_is_told_so(world: World) -> None:
+    world.forward("execute_command", **WHOSE, command="ls")
+    with pytest.raises(OpConflict):
+        world.forward("noop", **WHOSE)
+    world.store.set_node_state("n1", NodeState.DRAINING)
+    with pytest.raises(NoCapacity):
+        world.forward("execute_command", thread_id="bob", command="ls")
+
+
+# --- many calls that wait for a sandbox ------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowded(world: World) -> Iterator[World]:
+    """One thread of two waits for a sandbox, which is as many as may."""
+    world.gateway._waiting.acquire()
+    yield world
+    world.gateway._waiting.release()
+
+
+def test_a_call_that_would_hold_one_thread_too_many_goes_round_and_keeps_its_headers(crowded: World) -> None:
+    with pytest.raises(WentRound) as round_one:
+        crowded.forward("noop", thread_id="new", headers={"theirs": 1})
+    [headers] = round_one.value.args
+    assert headers.pop("theirs") == 1
+    with pytest.raises(WentRound) as round_two:
+        crowded.forward("noop", thread_id="new", headers=headers)
+    assert round_two.value.args == (headers,)
+    assert crowded.store.ops() == []
+
+
+def test_a_call_goes_round_no_longer_than_it_may_wait(crowded: World) -> None:
+    since = {"sandfleet_since_ms": crowded.store.now_ms() - 10_000}
+    with pytest.raises(Busy, match="10 s"):
+        crowded.forward("noop", thread_id="new", queue_timeout_s=9.0, headers=since)
+    with pytest.raises(WentRound):
+        crowded.forward("noop", thread_id="new", queue_timeout_s=60.0, headers=since)
+    with pytest.raises(WentRound):
+        crowded.forward("noop", thread_id="new", headers={"sandfleet_since_ms": "forged"})
+
+
+def test_a_call_whose_sandbox_lives_does_not_stand_in_line(crowded: World) -> None:
+    assert crowded.forward("noop", **WHOSE).queue.name == "sandfleet.node.n1"
+    assert crowded.forward("noop", sandbox_id=crowded.route.sandbox_id, task_id="task-2")
+
+
+def test_whoever_waited_gives_the_thread_back(world: World) -> None:
+    world.store.set_node_state("n1", NodeState.CORDONED)
+    for task_id in ("a", "b", "c"):
+        with pytest.raises(NoCapacity):
+            world.forward("noop", thread_id="new", task_id=task_id)
+
+
+def test_plain_callers_are_sent_errors_only() -> None:
+    assert wants_errors_only(PLAIN_CALLERS)

@@ -116,6 +116,16 @@ def test_a_node_whose_main_loop_hangs_stops_looking_alive(world: World) -> None:
     assert not world.looks_alive
 
 
+def test_a_node_whose_consumer_reconnects_is_not_taken_for_one_that_hangs(world: World) -> None:
+    world.lease.reconnecting = True
+    world.rounds(30, between=lambda: world.clock.advance(1))
+    assert world.lease.holds()
+    assert world.looks_alive
+    world.lease.reconnecting = False
+    world.rounds(30, between=lambda: world.clock.advance(1))
+    assert not world.lease.holds()
+
+
 def test_a_node_without_a_lease_does_no_upkeep(world: World) -> None:
     world.clock.suspend(LEASE_S + 1)
     world.rounds(3)
@@ -157,6 +167,35 @@ def test_a_store_that_lost_its_data_is_told_again_and_then_of_the_sandboxes(worl
     assert world.told == ["forgotten", "tick"]
     world.rounds(1)
     assert world.told == ["forgotten", "tick", "tick"], "told again without need"
+
+
+def test_a_store_that_forgot_the_node_hears_that_it_had_announced_itself_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announce, said = world.store.announce, []
+
+    def hear(record: NodeRecord, *, lease_s: float, again: bool = False) -> int:
+        said.append(again)
+        return announce(record, lease_s=lease_s, again=again)
+
+    monkeypatch.setattr(world.store, "announce", hear)
+    world.rounds(1)
+    world.store.forget_everything()
+    world.rounds(2)
+    assert said == [True]
+    assert world.lease.renewals == 2, "one before and one after"
+
+
+def test_the_node_is_told_of_the_loss_even_if_the_store_goes_away_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_args: Any, **_kwargs: Any) -> int:
+        raise StoreUnavailable("gone")
+
+    world.store.forget_everything()
+    monkeypatch.setattr(world.store, "announce", away)
+    world.rounds(1)
+    assert world.told[0] == "forgotten"
 
 
 def test_a_node_whose_id_another_incarnation_took_stops_at_once(world: World) -> None:

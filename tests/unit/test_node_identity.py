@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,42 @@ def test_a_data_root_has_one_id_for_all_its_nodes(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["data-id"]
     (tmp_path / "other").mkdir()
     assert data_id(tmp_path / "other") != first
+
+
+def test_nodes_that_start_at_once_agree_on_the_id_and_leave_nothing_else(tmp_path: Path) -> None:
+    together, ids = threading.Barrier(8), list[str]()
+
+    def ask() -> None:
+        together.wait()
+        ids.append(data_id(tmp_path))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ids) == 8
+    assert len(set(ids)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["data-id"]
+
+
+def test_a_node_that_was_slower_takes_the_id_of_the_faster_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def beaten(source: Path, target: Path) -> None:
+        target.write_text("f" * 32 + "\n")
+        source.unlink()  # a node in another container, with our pid, may have tidied up
+        raise FileExistsError
+
+    monkeypatch.setattr(os, "link", beaten)
+    assert data_id(tmp_path) == "f" * 32
+
+
+def test_a_file_that_lies_in_the_way_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "data-id.same").symlink_to(tmp_path / "victim")
+    monkeypatch.setattr(secrets, "token_hex", lambda _size=32: "same")
+    with pytest.raises(ConfigError):
+        data_id(tmp_path)
+    assert (tmp_path / "victim").read_text() == "precious"
 
 
 def test_a_damaged_data_id_is_an_error_and_not_a_new_home(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from sandfleet import blobs
 from sandfleet.backends import Completion
 from sandfleet.errors import PayloadTooLarge, SandfleetError, StoreUnavailable
-from sandfleet.store.base import Route, Store
+from sandfleet.store.base import Route, Store, wants_errors_only
 
 __all__ = ["Outbox", "celery_result", "encode_reply"]
 
@@ -33,7 +33,7 @@ def encode_reply(store: Store, completion: Completion, *, client: str, spent_ms:
     reply: dict[str, Any] = {"t": spent_ms}
     if completion.error is not None:
         reply["error"] = completion.error.to_wire()
-    elif client.startswith("!"):
+    elif wants_errors_only(client):
         reply["ok"] = None  # a plain Celery caller: its result goes to the result backend
     else:
         reply["ok"] = blobs.pack_json(store, completion.value, client=client, ttl_s=_BLOBS_KEPT_S)

@@ -205,8 +205,7 @@ class Lifecycle:
         held = node.held.get(route.sandbox_id)
         if held is not None:
             held.stopping = True
-            self.end(route)
-        self._wait_until_gone(route.sandbox_id)
+        self.end(route)
         if message.args.get("delete_data") is True:
             _remove_tree(thread_directory(node.settings.data_root, message.identity).parent)
         node.store.stopped(route)
@@ -215,9 +214,14 @@ class Lifecycle:
     # --- ending ------------------------------------------------------------------------------
 
     def end(self, route: Route) -> None:
-        """End exactly that sandbox, unless somebody does so already; a newer one of the same id is left alone."""
+        """End exactly that sandbox, or wait until whoever does so already is done; a newer one is left alone.
+
+        Raises:
+            Busy: It does not end.
+        """
         held = self._take(route)
         if held is None:
+            self._wait_until_gone(route.sandbox_id)
             return
         try:
             held.connection.close()
@@ -239,7 +243,6 @@ class Lifecycle:
     def end_and_tell(self, route: Route) -> None:
         """End it and free its place."""
         self.end(route)
-        self._wait_until_gone(route.sandbox_id)
         self._node.store.stopped(route)
 
     def is_ending(self, sandbox_id: str) -> bool:

@@ -376,10 +376,8 @@ class Node:
             self.pool.drop(job)
 
     def stop(self) -> None:
-        """Leave the fleet: drain, end the sandboxes of backends that do not survive us, give the lease back.
-
-        A fenced node only ends what runs here: everything in the store belongs to its successor.
-        """
+        """Leave the fleet: drain, end the sandboxes, give the lease back. A fenced node only ends what runs here:
+        everything in the store belongs to its successor."""
         if self.fenced:
             self.pool.refuse_new()
             self.lifecycle.close()

@@ -68,10 +68,14 @@ class OpsMixin(Store):
         return bool(self._link.run(_FINISH, *args))
 
     def cancel(self, op_id: str) -> OpView | None:
-        return _view(op_id, self._link.run(_CANCEL, op_id))
+        flat = self._link.run(_CANCEL, op_id)
+        return self._whole(op_id, dict(zip(flat[::2], flat[1::2], strict=True)))
 
     def op(self, op_id: str) -> OpView | None:
-        fields = self._link.command("HGETALL", self._keys.op(op_id))
+        return self._whole(op_id, self._link.command("HGETALL", self._keys.op(op_id)))
+
+    def _whole(self, op_id: str, fields: dict[str, str]) -> OpView | None:
+        """The view of a record, with its reply, which lies apart if it is big."""
         if not fields:
             return None
         if fields["state"] == "done" and "reply" not in fields:

@@ -48,11 +48,18 @@ class BackendContract:
     def world(self, tmp_path: Path) -> Iterator[World]:
         """The backend, closed at the end."""
         deaths: list[tuple[str, str]] = []
-        backend = self.make_backend(tmp_path, lambda *death: deaths.append(death))
+        held: list[str] = []
+
+        def heard(sandbox_id: str, reason: str) -> None:
+            held.extend(name for name in backend.running() if name == sandbox_id)
+            deaths.append((sandbox_id, reason))
+
+        backend = self.make_backend(tmp_path, heard)
         try:
             if problems := type(backend).check():
                 pytest.skip("; ".join(problems))
             yield World(backend, tmp_path, deaths)
+            assert not held, "running() says otherwise when a death is told: the node takes it for late news"
         finally:
             backend.close()
         assert backend.running() == []

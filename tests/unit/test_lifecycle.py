@@ -1,0 +1,536 @@
+"""The node's sandboxes from creation to removal, and what its upkeep makes of a registry that says otherwise.
+
+Clocks are turned by hand, lifecycle work that is queued runs when the test says so, and a store or a backend
+that is slow at the worst moment is one whose method was wrapped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sandfleet.backends import Completion
+from sandfleet.config import Settings
+from sandfleet.errors import LeaseLost, SandfleetError, StoreUnavailable
+from sandfleet.ids import Identity
+from sandfleet.model import SandboxSpec
+from sandfleet.store.base import NodeRecord, OpRecord, Route, Waiter
+from sandfleet.store.memory import MemoryStore
+from sandfleet.testing import ManualClock
+from sandfleet.testing.backend import MockBackend
+from sandfleet.wire import OpMessage
+from sandfleet_workers import lease as lease_module
+from sandfleet_workers import lifecycle as lifecycle_module
+from sandfleet_workers import upkeep as upkeep_module
+from sandfleet_workers.lease import Lease
+from sandfleet_workers.node import Node
+from sandfleet_workers.pool import LanePool
+
+ALICE = Identity("alice")
+LONG_S = 36_000.0
+DATA_ID = "0123456789abcdef" * 2
+
+
+class World:
+    """A node over a store, without threads of its own."""
+
+    def __init__(self, root: Path, clock: ManualClock) -> None:
+        self.clock = clock
+        self.store = MemoryStore(now_ms=lambda: int(clock.now() * 1000))
+        settings = Settings.load({}, backend="mock", data_root=root / "data", run_root=root / "run", idle_timeout_s=60)
+        self.pool = LanePool(limit=1)
+        self.node = Node(settings, self.store, self.pool, "n1")
+        self.node.finish = lambda job, completion: job.ended.append(completion)  # type: ignore[method-assign, attr-defined]
+        self.life = self.node.lifecycle
+        self.life.data_id = DATA_ID
+        self.lost: list[LeaseLost] = []
+        self.lease = self.node.lease = Lease(
+            self.store,
+            NodeRecord("n1", self.node.incarnation, 4, DATA_ID, ("mock",)),
+            lease_s=LONG_S,
+            on_tick=self.life.tick,
+            on_lost=self.lost.append,
+            on_forgotten=self.life.upkeep.forgotten,
+        )
+        self.lease.announce()
+        self.life.load()
+        self.life.open()
+        self.pool.attach(self.node, max_lane=9, max_jobs=9, max_bytes=999, lifecycle_threads=0)
+        self.completions: list[Completion] = []
+
+    @property
+    def backend(self) -> MockBackend:
+        backend = self.life._backends["mock"]
+        assert isinstance(backend, MockBackend)
+        return backend
+
+    # --- short ways ---------------------------------------------------------------------------
+
+    def reserved(self, identity: Identity = ALICE) -> Route:
+        reserved = self.store.reserve(
+            identity,
+            SandboxSpec(backend="mock"),
+            node_id="n1",
+            incarnation=self.node.incarnation,
+            data_id=DATA_ID,
+            expires_s=LONG_S,
+        )
+        assert reserved.status == "reserved", reserved
+        assert reserved.route is not None
+        return reserved.route
+
+    def record(self, route: Route, op_id: str, kind: str = "execute_command", expect: str = "live") -> None:
+        until = self.store.now_ms() + int(LONG_S * 1000)
+        op = OpRecord(op_id, kind, route, ALICE.digest, until, until, "client", "", expect)
+        assert self.store.record(op, None).status == "recorded"
+
+    def run(self, kind: str, route: Route, identity: Identity = ALICE, **args: Any) -> Completion:
+        """Carry out a lifecycle operation as the pool does; its completion."""
+        args = {"spec": SandboxSpec(backend="mock").to_wire(), **args}
+        message = OpMessage("op", kind, identity, route, (), args, None, 0, 0, "client", 0)
+        job = SimpleNamespace(op_id="op", ended=[])
+        self.life.run(job, message)  # type: ignore[arg-type]
+        completion: Completion = job.ended[0]
+        return completion
+
+    def live(self, identity: Identity = ALICE, agent: str = "agent") -> Route:
+        route = self.reserved(identity)
+        completion = self.run("node.create", route, identity)
+        assert completion.error is None, completion.error
+        if agent:
+            self.store.acquire(identity, Waiter("a", "client", agent, LONG_S), wait_s=1, push=None)
+        return route
+
+    def stopping(self) -> Route:
+        route = self.live()
+        self.store.begin_stop(route.sandbox_id, owner=None, force=True, reason="test")
+        return route
+
+    def tick(self, after_s: float = 0.0) -> None:
+        """One round of the lease's thread, ``after_s`` later."""
+        self.clock.advance(after_s)
+        self.lease._renew()
+        self.life.tick(self.store.now_ms())
+
+    def work(self) -> int:
+        """Run the lifecycle work that is queued; how much there was."""
+        for ran in range(100):
+            try:
+                item: Callable[[], None] | None = self.pool._slow.get_nowait()
+            except Empty:
+                return ran
+            assert item is not None
+            item()
+        raise AssertionError("endless work")
+
+    def state(self, route: Route) -> str | None:
+        info = self.store.sandbox(route.sandbox_id)
+        return str(info.state) if info is not None and info.epoch == route.epoch else None
+
+    def outcome(self, op_id: str) -> tuple[str, str]:
+        view = self.store.op(op_id)
+        assert view is not None
+        return view.state, view.outcome
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    clock = ManualClock()
+    monkeypatch.setattr(lease_module, "boot_s", clock.boottime)
+    monkeypatch.setattr(upkeep_module, "monotonic", clock.monotonic)
+    return World(tmp_path, clock)
+
+
+class Door:
+    """Wraps a method so that calls wait in it until the door is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.entered, self._open = threading.Event(), threading.Event()
+        real = getattr(owner, name)
+
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            self.entered.set()
+            assert self._open.wait(10)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wait)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def in_thread(work: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def waits(thread: threading.Thread) -> bool:
+    """Whether the thread does not go on by itself."""
+    thread.join(0.2)
+    return thread.is_alive()
+
+
+# --- directories -----------------------------------------------------------------------------
+
+
+def test_two_data_roots_that_number_their_nodes_alike_do_not_share_a_directory(world: World) -> None:
+    mine = world.life.run_dir
+    world.life.data_id = "f" * 32
+    assert world.life.run_dir != mine
+    assert world.life.run_dir.parent == mine.parent
+
+
+def test_each_ownership_of_a_sandbox_has_a_directory_of_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+    create = world.backend.create
+    monkeypatch.setattr(world.backend, "create", lambda plan: plans.append(plan) or create(plan))
+    route = world.live()
+    assert world.run("node.destroy", route).error is None
+    again = world.live()
+    assert again.sandbox_id == route.sandbox_id
+    assert plans[0].run_dir != plans[1].run_dir
+    assert plans[0].run_dir.parent == plans[1].run_dir.parent == world.life.run_dir
+
+
+def test_opening_clears_what_an_earlier_run_left(world: World) -> None:
+    (world.life.run_dir / "left").mkdir()
+    world.life.open()
+    assert list(world.life.run_dir.iterdir()) == []
+
+
+# --- ending, and who is told -----------------------------------------------------------------
+
+
+def test_a_removal_waits_for_an_end_that_is_under_way(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    route = world.stopping()
+    door = Door(monkeypatch, world.backend.connection(route.sandbox_id), "close")
+    idle = in_thread(lambda: world.life.end_and_tell(route))
+    assert door.entered.wait(5)
+    destroyer = in_thread(lambda: world.completions.append(world.run("node.destroy", route)))
+    assert waits(destroyer), "it found nothing held and said that all is gone"
+    assert world.state(route) == "stopping"
+    door.open()
+    destroyer.join(5)
+    idle.join(5)
+    assert world.completions[0].error is None
+    assert world.state(route) is None
+
+
+def test_two_that_end_the_same_sandbox_both_return_when_it_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = world.stopping()
+    door = Door(monkeypatch, world.backend.connection(route.sandbox_id), "close")
+    one = in_thread(lambda: world.life.end_and_tell(route))
+    assert door.entered.wait(5)
+    other = in_thread(lambda: world.life.end_and_tell(route))
+    assert waits(other)
+    assert world.state(route) == "stopping"
+    door.open()
+    one.join(5)
+    other.join(5)
+    assert world.state(route) is None
+
+
+def test_a_removal_that_does_not_come_to_an_end_frees_no_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle_module, "_GONE_WITHIN_S", 0.01)
+    route = world.stopping()
+    door = Door(monkeypatch, world.backend.connection(route.sandbox_id), "close")
+    stuck = in_thread(lambda: world.life.end(route))
+    assert door.entered.wait(5)
+    error = world.run("node.destroy", route).error
+    assert error is not None
+    assert error.code == "busy"
+    assert world.state(route) == "stopping"
+    door.open()
+    stuck.join(5)
+
+
+def test_a_new_owner_s_sandbox_waits_for_the_end_of_the_last_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    route = world.stopping()
+    door = Door(monkeypatch, world.backend.connection(route.sandbox_id), "close")
+    idle = in_thread(lambda: world.life.end(route))
+    assert door.entered.wait(5)
+    world.store.stopped(route)
+    newer = world.reserved()
+    creator = in_thread(lambda: world.completions.append(world.run("node.create", newer)))
+    assert waits(creator)
+    door.open()
+    creator.join(5)
+    idle.join(5)
+    assert world.completions[0].error is None
+    assert world.backend.running() == [newer.sandbox_id]
+    assert world.node.held[newer.sandbox_id].route == newer
+
+
+def test_ending_an_earlier_owner_s_sandbox_leaves_the_newer_one_alone(world: World) -> None:
+    earlier = world.stopping()
+    world.life.end_and_tell(earlier)
+    newer = world.live()
+    world.life.end(earlier)
+    world.life.end_and_tell(earlier)
+    assert world.node.held[newer.sandbox_id].route == newer
+    assert world.backend.running() == [newer.sandbox_id]
+    assert world.state(newer) == "live"
+
+
+def test_a_message_of_an_earlier_owner_does_not_touch_the_newer_one(world: World) -> None:
+    earlier = world.stopping()
+    world.life.end_and_tell(earlier)
+    newer = world.live()
+    for kind in ("node.destroy", "node.create"):
+        error = world.run(kind, earlier, delete_data=True).error
+        assert error is not None
+        assert error.facts["reason"] == "stale_route"
+    assert world.backend.running() == [newer.sandbox_id]
+    assert (world.node.settings.data_root / "threads" / "alice").exists()
+
+
+def test_a_new_owner_s_sandbox_takes_the_place_of_one_that_is_left(world: World) -> None:
+    left = world.live()
+    world.store.lost(left, reason="test")
+    newer = world.live()
+    assert newer.epoch > left.epoch
+    assert world.node.held[newer.sandbox_id].route == newer
+    assert world.backend.running() == [newer.sandbox_id]
+
+
+def test_late_news_of_a_death_is_not_taken_for_the_next_sandbox_s(world: World) -> None:
+    world.store.lost(world.live(), reason="test")
+    newer = world.live()
+    world.life._died(newer.sandbox_id, "late")
+    assert world.node.held[newer.sandbox_id].route == newer
+    assert world.state(newer) == "live"
+
+
+def test_a_death_is_recorded_at_once(world: World) -> None:
+    route = world.live()
+    world.backend.kill(route.sandbox_id)
+    assert world.node.held == {}
+    assert world.state(route) == "lost"
+
+
+def test_a_sandbox_that_dies_before_it_is_held_is_not_said_to_live(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = world.backend.create
+
+    def stillborn(plan: Any) -> Any:
+        connection = create(plan)
+        world.backend.kill(plan.sandbox_id)
+        return connection
+
+    monkeypatch.setattr(world.backend, "create", stillborn)
+    route = world.reserved()
+    error = world.run("node.create", route).error
+    assert error is not None
+    assert error.facts["reason"] == "died"
+    assert world.node.held == {}
+    assert world.state(route) is None, "its place is free"
+
+
+def test_what_is_being_ended_is_not_settled_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    route = world.stopping()
+    door = Door(monkeypatch, world.backend.connection(route.sandbox_id), "close")
+    ending = in_thread(lambda: world.life.end(route))
+    assert door.entered.wait(5)
+    world.tick(60)
+    assert world.state(route) == "stopping"
+    door.open()
+    ending.join(5)
+    world.tick(60)
+    assert world.state(route) is None
+
+
+def test_an_idle_sandbox_is_ended_and_its_place_is_free(world: World) -> None:
+    route = world.live(agent="")
+    world.tick(30)
+    assert world.work() == 0
+    world.tick(31)
+    assert world.work() == 1
+    assert world.state(route) is None
+    assert world.backend.running() == []
+
+
+# --- operations that were lost on their way --------------------------------------------------
+
+
+def test_an_operation_that_two_looks_miss_is_told_not_to_have_started(world: World) -> None:
+    world.record(world.live(), "o1")
+    world.tick(4)
+    assert world.outcome("o1") == ("recorded", "")
+    world.tick(0.5)
+    assert world.outcome("o1") == ("recorded", ""), "too soon for a second look"
+    world.tick(0.5)
+    assert world.outcome("o1") == ("done", "not_started")
+
+
+def test_an_operation_that_comes_after_one_look_is_left_alone(world: World) -> None:
+    world.record(world.live(), "o1")
+    world.tick(4)
+    world.pool._jobs["o1"] = SimpleNamespace(begun=True)  # type: ignore[assignment]
+    world.tick(1)
+    del world.pool._jobs["o1"]
+    world.tick(1)
+    assert world.outcome("o1") == ("recorded", ""), "the two looks were not in a row"
+
+
+def test_an_operation_that_is_claimed_while_it_is_looked_for_is_not_told_to_be_repeatable(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = world.live()
+    world.record(route, "o1")
+    world.tick(4)
+    holds = world.pool.holds
+
+    def claimed_meanwhile(op_id: str) -> bool:
+        assert world.store.claim(op_id, route).status == "claimed"
+        return holds(op_id)
+
+    monkeypatch.setattr(world.pool, "holds", claimed_meanwhile)
+    world.tick(1)
+    assert world.outcome("o1") == ("claimed", "")
+
+
+def test_a_lost_creation_gives_its_reservation_back(world: World) -> None:
+    route = world.reserved()
+    world.record(route, "c1", "node.create", "creating")
+    world.tick(4)
+    world.tick(1)
+    assert world.outcome("c1") == ("done", "not_started")
+    assert world.state(route) is None
+
+
+def test_a_creation_that_is_claimed_at_that_moment_keeps_its_reservation(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = world.reserved()
+    world.record(route, "c1", "node.create", "creating")
+    world.tick(4)
+    monkeypatch.setattr(world.pool, "holds", lambda op_id: world.store.claim(op_id, route).status != "claimed")
+    world.tick(1)
+    assert world.outcome("c1") == ("claimed", "")
+    assert world.state(route) == "creating"
+
+
+def test_a_lost_creation_leaves_a_later_one_of_the_same_sandbox_alone(world: World) -> None:
+    earlier = world.reserved()
+    world.record(earlier, "c1", "node.create", "creating")
+    world.store.create_failed(earlier, StoreUnavailable("test").to_wire())
+    world.clock.advance(3)
+    later = world.reserved()
+    world.record(later, "c2", "node.create", "creating")
+    world.tick(1)
+    world.tick(1)
+    assert world.outcome("c1") == ("done", "not_started")
+    assert world.state(later) == "creating"
+
+
+# --- a registry that forgot ------------------------------------------------------------------
+
+
+def away(*_args: Any, **_kwargs: Any) -> Any:
+    raise StoreUnavailable("gone")
+
+
+def not_yet(*_args: Any, **_kwargs: Any) -> Any:
+    raise LeaseLost("who are you?")
+
+
+@pytest.mark.parametrize("trouble", [away, not_yet], ids=["the store goes away", "it loses its data again"])
+def test_a_sandbox_that_could_not_be_told_of_is_told_of_with_the_next_tick(
+    world: World, monkeypatch: pytest.MonkeyPatch, trouble: Callable[..., Any]
+) -> None:
+    route = world.live()
+    world.store.forget_everything()
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "adopt", trouble)
+        for _ in range(3):
+            try:
+                world.tick(10)
+            except StoreUnavailable:
+                pass
+        assert world.state(route) is None
+    assert world.work() == 0, "nothing was ended meanwhile"
+    world.tick()
+    assert world.state(route) in ("live", "warm")
+    assert world.backend.running() == [route.sandbox_id]
+
+
+def test_a_sandbox_that_has_a_newer_owner_elsewhere_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.live()
+    world.store.forget_everything()
+    monkeypatch.setattr(world.store, "adopt", lambda *_a, **_k: False)
+    world.tick()
+    assert world.work() == 1
+    assert world.backend.running() == []
+
+
+def test_what_the_registry_does_not_know_is_ended_after_two_looks(world: World) -> None:
+    route = world.live()
+    world.store.lost(route, reason="test")
+    world.store._sandboxes.drop(route.sandbox_id)
+    world.tick(5)
+    assert world.work() == 0
+    world.tick(1)
+    assert world.work() == 0, "too soon for a second look"
+    world.tick(4)
+    assert world.work() == 1
+    assert world.backend.running() == []
+
+
+def test_a_registry_that_was_emptied_a_moment_ago_ends_nothing(world: World) -> None:
+    route = world.live()
+    for _ in range(3):
+        # Between a renewal and the comparison, each time.
+        world.clock.advance(5)
+        world.lease._renew()
+        world.life.upkeep.to_readopt = False
+        world.store.forget_everything()
+        world.life.tick(world.store.now_ms())
+    assert world.work() == 0
+    world.tick(5)
+    assert world.state(route) in ("live", "warm")
+
+
+def test_two_looks_without_a_renewal_between_them_end_nothing(world: World) -> None:
+    world.live()
+    world.store.forget_everything()
+    for _ in range(3):
+        world.clock.advance(5)
+        world.life.tick(world.store.now_ms())
+    assert world.work() == 0
+
+
+# --- leaving ---------------------------------------------------------------------------------
+
+
+def test_a_node_that_closes_waits_for_what_is_being_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    route = world.live()
+    door = Door(monkeypatch, world.backend.connection(route.sandbox_id), "close")
+    ending = in_thread(lambda: world.life.end(route))
+    assert door.entered.wait(5)
+    closing = in_thread(world.life.close)
+    assert waits(closing)
+    door.open()
+    closing.join(5)
+    ending.join(5)
+    assert not world.life.run_dir.exists()
+
+
+def test_a_failure_that_cannot_be_recorded_is_answered_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = world.reserved()
+    world.backend.fail_create = SandfleetError("no")
+    monkeypatch.setattr(world.store, "create_failed", away)
+    error = world.run("node.create", route).error
+    assert error is not None
+    assert error.message == "no"
