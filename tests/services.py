@@ -206,9 +206,7 @@ def _ask(predicate: Callable[[], T]) -> tuple[T | None, AssertionError | None]:
         return None, objection
 
 
-def _failure(
-    predicate: Callable[[], object], deadline_s: float, objection: AssertionError | None, story: Story
-) -> str:
+def _failure(predicate: Callable[[], object], deadline_s: float, objection: AssertionError | None, story: Story) -> str:
     name = getattr(predicate, "__name__", repr(predicate))
     where = getattr(predicate, "__code__", None)
     lines = [f"not within {deadline_s:g} s: {name}"]

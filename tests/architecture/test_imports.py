@@ -27,9 +27,7 @@ def test_sandboxd_needs_nothing_but_the_standard_library() -> None:
     assert names <= set(sys.stdlib_module_names), sorted(names - set(sys.stdlib_module_names))
 
 
-@pytest.mark.parametrize(
-    "module", ["sandfleet", "sandfleet.testing", "sandfleet_scheduler", "sandfleet_workers"]
-)
+@pytest.mark.parametrize("module", ["sandfleet", "sandfleet.testing", "sandfleet_scheduler", "sandfleet_workers"])
 def test_importing_a_package_starts_nothing(module: str) -> None:
     """No thread, no child process and no connection: the importer may fork afterwards."""
     program = (

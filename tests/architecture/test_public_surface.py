@@ -45,9 +45,7 @@ def test_public_methods_say_what_their_caller_gets(name: str) -> None:
     silent = [
         member
         for member, function in vars(value).items()
-        if not member.startswith("_")
-        and inspect.isfunction(function)
-        and not inspect.getdoc(getattr(value, member))
+        if not member.startswith("_") and inspect.isfunction(function) and not inspect.getdoc(getattr(value, member))
     ]
     assert not silent, f"sandfleet.{name} has methods without a docstring: {silent}"
 

@@ -33,9 +33,7 @@ def test_the_top_level_has_the_folders_that_were_fixed() -> None:
 
 
 def test_python_code_lies_in_the_four_folders_only() -> None:
-    stray = [
-        str(path) for path in repository_files() if path.suffix == ".py" and path.parts[0] not in CODE_FOLDERS
-    ]
+    stray = [str(path) for path in repository_files() if path.suffix == ".py" and path.parts[0] not in CODE_FOLDERS]
     assert not stray
 
 
