@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Iterator
@@ -64,3 +65,12 @@ def private_redis(tmp_path: Path) -> Iterator[RedisServer]:
     require("redis")
     with RedisServer(tmp_path / "redis") as server:
         yield server
+
+
+_ROOT_LEVEL = logging.getLogger().level
+
+
+@pytest.fixture(autouse=True)
+def logs_can_be_heard() -> None:
+    """A Celery worker that ran in this process left the root logger at its own level."""
+    logging.getLogger().setLevel(_ROOT_LEVEL)

@@ -196,7 +196,7 @@ class SandboxBackend(ABC):
 
     @abstractmethod
     def running(self) -> list[str]:
-        """Ids of the sandboxes this backend instance holds."""
+        """Ids of the sandboxes this backend instance holds; one whose death is told (`on_death`) is not among them."""
 
     def close(self) -> None:
         """Release what the backend itself holds. Sandboxes of a backend without SURVIVES_NODE end."""
