@@ -77,9 +77,9 @@ def test_limits_come_before_the_program() -> None:
 
 
 def test_a_staged_path_is_quoted() -> None:
-    argv = staged(["prog"], stage="/tmp/s", sources={"0": ("/root/a b; rm -rf /", True), "1": ("/f", False)}, uid=7)
+    argv = staged(["prog"], stage="/tmp/s", sources={"0": ("/private/a b; rm -rf /", True), "1": ("/f", False)}, uid=7)
     script = argv[argv.index("-c") + 1]
-    assert "'/root/a b; rm -rf /' /tmp/s/0" in script
+    assert "'/private/a b; rm -rf /' /tmp/s/0" in script
     assert "mkdir /tmp/s/1" not in script
     assert script.splitlines()[-1].startswith("exec setpriv --reuid 7 --regid 7 --clear-groups")
 
