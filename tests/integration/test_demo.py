@@ -13,6 +13,7 @@ from tests.services import require
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_the_demo_does_every_step_and_leaves_nothing_behind() -> None:
     require("redis")
     require("bwrap")

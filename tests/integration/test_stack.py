@@ -45,6 +45,7 @@ def test_a_fleet_takes_work_as_soon_as_it_is_ready(mock_fleet: Stack, mock_provi
     sandbox.noop()
 
 
+@pytest.mark.slow
 def test_a_killed_node_is_told_from_a_crashed_one_and_can_be_started_again(mock_fleet: Stack) -> None:
     before = mock_fleet.nodes["node-1"].pid
     mock_fleet.nodes["node-1"].kill()
@@ -75,6 +76,7 @@ def test_the_password_of_the_private_redis_is_not_in_its_arguments(mock_fleet: S
         assert password not in " ".join(psutil.Process(process.pid).cmdline())
 
 
+@pytest.mark.slow
 def test_redis_comes_back_at_the_same_url_and_stopping_leaves_nothing() -> None:
     require("redis")
     before = set(psutil.Process().children(recursive=True))
@@ -92,6 +94,7 @@ def test_redis_comes_back_at_the_same_url_and_stopping_leaves_nothing() -> None:
     stack.stop()
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_start_is_told_with_its_log_and_nothing_is_left() -> None:
     require("redis")
     before = set(psutil.Process().children(recursive=True))
