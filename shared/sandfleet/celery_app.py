@@ -16,7 +16,7 @@ from sandfleet.config import Settings
 from sandfleet.connection import check_url
 from sandfleet.errors import ConfigError
 from sandfleet.ops import OPS, task_name
-from sandfleet.wire import OPS_QUEUE, SCHEDULER_QUEUE, node_queue
+from sandfleet.wire import OPS_QUEUE, SCHEDULER_QUEUE
 
 __all__ = ["celery_app", "queue_of"]
 
@@ -89,8 +89,3 @@ def celery_app(settings: Settings | None = None, *, name: str = "sandfleet") -> 
 def _route(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **_: Any) -> dict[str, Any] | None:
     queue = _SHARED.get(name) or _SCHEDULER.get(name)
     return None if queue is None else {"queue": queue_of(queue)}
-
-
-def node_options(node_id: str) -> dict[str, Any]:
-    """``apply_async`` options that address one node."""
-    return {"queue": queue_of(node_queue(node_id))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from sandfleet.backends import Completion, Connection, Operation
 from sandfleet.config import Settings
-from sandfleet.errors import SandfleetError
+from sandfleet.errors import Busy, SandfleetError, StoreUnavailable
 from sandfleet.ids import Identity
 from sandfleet.model import SandboxSpec
 from sandfleet.store.base import Claim, NodeRecord, OpRecord, Route
@@ -282,3 +283,19 @@ def test_a_tombstoned_operation_is_dropped_without_a_second_answer() -> None:
     assert world.replies()["op"]["error"]["code"] == "cancelled"
     assert world.connection.started == []
     assert len(world.node.pool._jobs) == 0
+
+
+def test_a_refused_creation_is_answered_though_the_store_cannot_take_its_place_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+
+    def away(*_args: Any) -> bool:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(world.store, "create_failed", away)
+    made = world.deliver()
+    made.carry.message = replace(made.carry.message, kind="node.create")
+    world.node.finish(made, Completion(error=Busy("full")))
+    assert world.replies()["op"]["error"]["code"] == "busy"
+    assert not world.node.pool.holds("op")

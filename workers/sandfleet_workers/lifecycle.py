@@ -116,10 +116,11 @@ class Lifecycle:
             log.exception("lifecycle.failed", extra={"op_id": job.op_id, "kind": message.kind})
             completion = Completion(error=StartFailed(f"{type(exc).__name__}: {exc}", reason="internal"))
         if completion.error is not None and message.kind == "node.create":
-            self._give_back(message.route, completion.error)
+            self.give_back(message.route, completion.error)
         self._node.finish(job, completion)
 
-    def _give_back(self, route: Route, error: SandfleetError) -> None:
+    def give_back(self, route: Route, error: SandfleetError) -> None:
+        """A creation failed or was refused: its place is free, its waiters are told. Never raises."""
         try:
             self._node.store.create_failed(route, error.to_wire())
         except StoreUnavailable as exc:

@@ -326,7 +326,7 @@ class Node:
         if error is not None:
             job.failure = OperationFailed(json.dumps(error.to_wire()))
             if message.kind == "node.create":
-                self.store.create_failed(message.route, error.to_wire())
+                self.lifecycle.give_back(message.route, error)
         self.outbox.send(job.op_id, message.route, error.code if error is not None else "ok", payload)
         blobs.drop(self.store, message.content)
 
