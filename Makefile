@@ -3,7 +3,7 @@
 #   make test MARKS="docker"        runs another selection of tests
 #   make demo PYTHON=python3.13     names the interpreter for a new .venv
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports format bench lock clean venv FORCE
+.PHONY: help demo test check lint types imports format docs bench lock clean venv FORCE
 
 VENV_STAMP := .venv/.sandfleet-stamp
 MARKS ?= not docker and not chaos and not slow
@@ -44,6 +44,11 @@ imports: $(VENV_STAMP) ## Check who imports whom
 format: $(VENV_STAMP) ## Format and fix what can be fixed
 	@.venv/bin/ruff check --fix .
 	@.venv/bin/ruff format .
+
+docs: $(VENV_STAMP) ## Write the generated pages in docs/ anew
+	@mkdir -p build
+	@.venv/bin/python -m sandfleet.config.reference > build/configuration.md && mv build/configuration.md docs/
+	@.venv/bin/python -m sandfleet.cli.reference > build/cli.md && mv build/cli.md docs/
 
 bench: $(VENV_STAMP) ## Measure; prints a table and writes build/bench.json
 	@mkdir -p build

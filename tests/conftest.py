@@ -22,6 +22,8 @@ def no_process_is_left() -> Iterator[None]:
     """
     session = uuid.uuid4().hex
     os.environ[SESSION_VARIABLE] = session
+    # Nobody's own configuration file takes part; a test of files names one, or takes this away.
+    os.environ["SANDFLEET_CONFIG"] = os.devnull
     yield
     left = processes_left(session)
     if left:

@@ -54,7 +54,7 @@ class ServiceMissing(Exception):
 
 
 def require(service: str) -> None:
-    """Go on only when `service` is there: ``redis``, ``bwrap`` or ``docker``.
+    """Go on only when `service` is there: ``redis``, ``bwrap``, ``chromium`` or ``docker``.
 
     On a laptop the test is skipped when it is missing. When `SANDFLEET_REQUIRE` names the service, as CI
     does, the test fails instead, so that a broken build machine cannot look like a passing suite.
@@ -142,6 +142,22 @@ def _probe_docker() -> None:
     _run_probe([docker, "version", "--format", "{{.Server.Version}}"])
 
 
+def find_chromium_binary() -> str:
+    """The path of a Chromium on PATH.
+
+    Raises:
+        ServiceMissing: There is none.
+    """
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    raise ServiceMissing("install chromium")
+
+
+def _probe_chromium() -> None:
+    _run_probe([find_chromium_binary(), "--version"])
+
+
 def _run_probe(argv: list[str]) -> None:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
@@ -153,6 +169,7 @@ def _run_probe(argv: list[str]) -> None:
 
 SERVICES: dict[str, Callable[[], object]] = {
     "bwrap": _probe_bwrap,
+    "chromium": _probe_chromium,
     "docker": _probe_docker,
     "redis": _probe_redis,
 }
@@ -271,7 +288,7 @@ class RedisServer:
         self.directory.mkdir(parents=True, exist_ok=True)
         with (self.directory / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                _dying_with_us(self._command()), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                dying_with_us(self._command()), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         try:
             wait_until(self._answers, START_DEADLINE_S, story=lambda: self.log)
@@ -350,7 +367,8 @@ def free_port() -> int:
         return port
 
 
-def _dying_with_us(command: list[str]) -> list[str]:
+def dying_with_us(command: list[str]) -> list[str]:
+    """The command, started so that on Linux the kernel ends it with the thread that started it."""
     if not sys.platform.startswith("linux"):
         return command
     return [sys.executable, "-ISE", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]

@@ -18,20 +18,21 @@ from celery.canvas import Signature
 from celery.exceptions import Ignore
 
 from sandfleet import blobs
-from sandfleet.acquiring import acquire_steps
+from sandfleet.acquiring import Asking, StandsInLine, acquire_steps, in_line_too_long, wanted_spec
 from sandfleet.celery_app import queue_of
 from sandfleet.client import Client
 from sandfleet.config import Settings
 from sandfleet.errors import Busy, InvalidArgument, NotStarted, OpConflict, SandboxNotFound, SandfleetError
 from sandfleet.ids import Identity, new_op_id, sandbox_id_candidates
-from sandfleet.model import SandboxSpec
 from sandfleet.ops import CONTENT_KINDS, MAX_TIMEOUT_S, OPS, describe, lanes_of, parse_args, task_name
 from sandfleet.refusals import refusal
 from sandfleet.steps import drive
 from sandfleet.store.base import OpRecord, Route, Waiter
-from sandfleet.wire import OpMessage, node_queue
+from sandfleet.wire import WAITING_QUEUE, OpMessage, node_queue, shown_owner
+from sandfleet_scheduler.asking import AcquireRequest
 from sandfleet_scheduler.results import PLAIN_CALLERS, remember
-from sandfleet_scheduler.service import Scheduler
+from sandfleet_scheduler.rounds import Rounds
+from sandfleet_scheduler.service import IN_LINE, Scheduler
 
 __all__ = ["Gateway"]
 
@@ -40,9 +41,15 @@ if TYPE_CHECKING:
 else:
     _Task = Task
 
-#: The header that tells since when (store time) a call goes round, and how long it rests on each round.
+#: The headers that tell since when (store time) a call goes round, and as whom it waits; and how long it rests on each
+#: round: where it waits for a thread, and where its thread of conversation stands in line.
 _SINCE = "sandfleet_since_ms"
+_WAITER = "sandfleet_waiter"
 _PAUSE_S = 0.05
+_LINE_PAUSE_S = 0.1
+_WAITER_CHARS = 64
+#: How much longer than it asks a waiter is kept, so that it is still there when the call has gone round.
+_WAITER_GRACE_S = 5.0
 _TAKES = ("thread_id", "user_id", "sandbox_id", "content", "content_b64", "queue_timeout_s")
 
 
@@ -60,6 +67,7 @@ class Gateway:
         # A call whose sandbox does not live yet holds a thread until it does. Half of the threads stay free of such
         # calls, or they would keep every SDK client's acquire from being handled.
         self._waiting = threading.BoundedSemaphore(max(1, settings.concurrency // 2))
+        self._rounds = Rounds(self._client.reader, pause_s=_LINE_PAUSE_S)
 
     def forward(self, task: _Task, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
         """The signature that carries this call to its node.
@@ -70,7 +78,8 @@ class Gateway:
         Raises:
             SandfleetError: The call is wrong, or no sandbox can be had.
             Ignore: This is the second delivery of a call that is on its way already.
-            Retry: As many calls wait for a sandbox as may; this one went back to the end of the queue.
+            Retry: Its thread stands in line for a place, or as many calls wait for a sandbox as may; this one went back
+                to the end of the queue.
         """
         if args:
             raise InvalidArgument(
@@ -81,10 +90,11 @@ class Gateway:
         # Whatever can be wrong with the call is told before a sandbox is started for it.
         _content(kind, kwargs), _queue_timeout_s(kwargs, self._settings.queue_timeout_s)
         remember(task.app, task.request)
+        waiter_id = self._waiter_id(task)
         try:
-            record, message = self._take(task, kind, parsed, kwargs)
-        except _Crowded:
-            raise self._later(task, kwargs) from None
+            record, message = self._take(task, kind, parsed, kwargs, waiter_id)
+        except (_Crowded, StandsInLine):
+            raise self._later(task, kwargs, waiter_id) from None
         except OpConflict:
             raise
         except SandfleetError as exc:
@@ -98,7 +108,7 @@ class Gateway:
             kwargs={},
             queue=queue_of(node_queue(record.route.node_id)),  # type: ignore[arg-type]  # Celery takes a Queue
             argsrepr=record.describe,
-            kwargsrepr="{}",
+            kwargsrepr=shown_owner([message.identity.user_id, message.identity.thread_id]),
         )
         return signature
 
@@ -112,25 +122,37 @@ class Gateway:
             return True
         return view.sandbox_id in sandbox_id_candidates(Identity(thread_id, kwargs.get("user_id")).digest)
 
-    def _later(self, task: _Task, kwargs: Mapping[str, Any]) -> Exception:
-        """Back to the end of the queue, with id, group and chord; at once, because a message that waits for a moment
-        in time does so in a worker that may die, and by a clock that may be wrong."""
+    @staticmethod
+    def _waiter_id(task: _Task) -> str:
+        """As whom this call waits, on every round the same; a second delivery is somebody else."""
+        known = (task.request.headers or {}).get(_WAITER)
+        return known if isinstance(known, str) and len(known) <= _WAITER_CHARS else new_op_id()
+
+    def _later(self, task: _Task, kwargs: Mapping[str, Any], waiter_id: str) -> Exception:
+        """To the end of a queue, with id, group and chord; at once, because a message that waits for a moment in time
+        does so in a worker that may die, and by a clock that may be wrong. The queue is one of its own: whoever finds
+        its sandbox alive is not to wait behind those who wait."""
         headers, now_ms = dict(task.request.headers or {}), self._client.now_ms()
         since = headers.get(_SINCE)
         headers[_SINCE] = since = since if isinstance(since, int) else now_ms
+        headers[_WAITER] = waiter_id
         waited_s = (now_ms - since) / 1000
         if waited_s > _queue_timeout_s(kwargs, self._settings.queue_timeout_s):
+            self._rounds.over(waiter_id)
+            identity = Identity(str(kwargs.get("thread_id")), kwargs.get("user_id"))
+            if position := self._client.store.withdraw(identity, waiter_id):
+                return in_line_too_long(identity, position, waited_s)
             return Busy(
                 f"as many plain calls wait for their sandbox as may, for {waited_s:.0f} s now; "
                 "start more schedulers, or give them a higher concurrency",
                 retry_after_s=1.0,
             )
-        return task.retry(countdown=0, throw=False, headers=headers)
+        return task.retry(countdown=0, throw=False, headers=headers, queue=queue_of(WAITING_QUEUE))
 
     def _take(
-        self, task: _Task, kind: str, parsed: dict[str, Any], kwargs: Mapping[str, Any]
+        self, task: _Task, kind: str, parsed: dict[str, Any], kwargs: Mapping[str, Any], waiter_id: str
     ) -> tuple[OpRecord, OpMessage]:
-        identity, route, agent = self._route(str(task.request.id), kwargs)
+        identity, route, agent = self._route(str(task.request.id), kwargs, waiter_id)
         try:
             return self._record(task, kind, parsed, kwargs, identity, route)
         finally:
@@ -194,7 +216,7 @@ class Gateway:
             op_id, kind, route, identity.digest, start_by_ms, deadline_ms, PLAIN_CALLERS, shown, effect=effect
         ), message
 
-    def _route(self, op_id: str, kwargs: Mapping[str, Any]) -> tuple[Identity, Route, str | None]:
+    def _route(self, op_id: str, kwargs: Mapping[str, Any], waiter_id: str) -> tuple[Identity, Route, str | None]:
         """Whose sandbox, where it lives, and the agent that holds it until the record does (None: nobody needs to)."""
         store = self._client.store
         sandbox_id, thread_id, user_id = (
@@ -212,39 +234,48 @@ class Gateway:
         if thread_id is None:
             raise InvalidArgument("give thread_id (and user_id), or sandbox_id")
         identity = Identity(thread_id, user_id)
-        agent = f"celery.{op_id}.{new_op_id()}"  # of this delivery: a second one must not release the first one's
-        return identity, self._acquire(identity, agent), agent
+        agent = f"celery.{op_id}.{waiter_id}"  # of this delivery: a second one must not release the first one's
+        return identity, self._acquire(identity, agent, waiter_id), agent
 
-    def _acquire(self, identity: Identity, agent: str) -> Route:
+    def _acquire(self, identity: Identity, agent: str, waiter_id: str) -> Route:
         """Acquire as any client does, but place inline: a queued request could wait for the threads that wait here.
 
         Raises:
+            StandsInLine: No place is free. That may take long, and so holds no thread.
             _Crowded: Nothing lives, and as many calls wait here as may.
         """
-        if not self._waiting.acquire(blocking=False):
-            # No client to answer: whoever is parked so asks once and is gone.
-            asking = Waiter(new_op_id(), "", agent, self._settings.agent_ttl_s)
-            found = self._client.store.acquire(identity, asking, wait_s=0.001, push=None)
-            if found.route is not None:
-                return found.route
-            if not self._waiting.acquire(timeout=_PAUSE_S):
-                raise _Crowded
+        self._client.reader()  # whoever is granted a sandbox has to be listening
+        waiter = Waiter(waiter_id, self._client.id, agent, self._settings.agent_ttl_s)
+        wait_s = self._settings.acquire_timeout_s + _WAITER_GRACE_S
+        found = self._client.store.acquire(identity, waiter, wait_s=wait_s, push=None)
+        if found.route is not None:
+            self._rounds.over(waiter_id)
+            return found.route
+        if found.status == "parked":
+            self._rounds.rest(waiter_id)
+            raise StandsInLine
+        self._rounds.over(waiter_id)
+        if not self._waiting.acquire(timeout=_PAUSE_S):
+            raise _Crowded
         try:
-            return self._wait_for_sandbox(identity, agent)
+            return self._wait_for_sandbox(identity, agent, waiter_id)
         finally:
             self._waiting.release()
 
-    def _wait_for_sandbox(self, identity: Identity, agent: str) -> Route:
-        spec = SandboxSpec(backend=self._settings.backend, labels=dict(self._settings.labels))
-
-        def place() -> None:
-            try:
-                self._scheduler.place(identity, spec)
-            except SandfleetError as exc:
-                self._scheduler.store.answer_waiters(identity, exc.to_wire())
-
-        within_s = self._settings.acquire_timeout_s
-        return drive(acquire_steps(self._client, identity, spec, agent=agent, within_s=within_s, place=place))
+    def _wait_for_sandbox(self, identity: Identity, agent: str, waiter_id: str) -> Route:
+        settings = self._settings
+        now_ms = self._client.now_ms()
+        request = AcquireRequest(identity, wanted_spec(settings), overflow=settings.overflow_policy, asked_at_ms=now_ms)
+        asking = Asking(
+            identity,
+            request.spec,
+            agent,
+            settings.acquire_timeout_s,
+            place=lambda: self._scheduler.place_or_tell(request) == IN_LINE,
+            waiter_id=waiter_id,
+            line_patience_s=0.0,
+        )
+        return drive(acquire_steps(self._client, asking))
 
 
 def _content(kind: str, kwargs: Mapping[str, Any]) -> bytes | None:

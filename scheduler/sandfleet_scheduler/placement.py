@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sandfleet.model import NodeState, NodeView
 
-__all__ = ["Decision", "PlacementRequest", "choose_node"]
+__all__ = ["Decision", "PlacementRequest", "choose_node", "fitting_nodes", "rank"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,40 +32,46 @@ class PlacementRequest:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The nodes to try in this order; when there is none, why.
+    """The nodes with a free place, to be tried in this order; when there is none, why.
 
-    ``evict`` nodes are full, but hold warm sandboxes that could make room. ``reason`` is no_node,
-    no_backend, no_label, home_away or full.
+    ``fitting`` are the nodes that could take it if they had room. ``reason`` is no_node, no_backend, no_label,
+    home_away or full.
     """
 
     place: tuple[NodeView, ...] = ()
-    evict: tuple[NodeView, ...] = ()
+    fitting: tuple[NodeView, ...] = ()
     reason: str = ""
 
 
 def choose_node(request: PlacementRequest, nodes: Iterable[NodeView]) -> Decision:
     """The nodes that can take the sandbox, best first: at its home if it has one, then where most is free."""
+    fitting, reason = fitting_nodes(request, nodes)
+    ranked = tuple(sorted(fitting, key=lambda node: rank(request.digest, node, node.replicas - node.places)))
+    place = tuple(node for node in ranked if node.free > 0)
+    return Decision(place, ranked, reason or ("" if place else "full"))
+
+
+def fitting_nodes(request: PlacementRequest, nodes: Iterable[NodeView]) -> tuple[tuple[NodeView, ...], str]:
+    """The nodes that may take the sandbox, full or not; when there is none, the first thing that is missing."""
     ready = [node for node in nodes if node.alive and node.state is NodeState.READY]
     if not ready:
-        return Decision(reason="no_node")
+        return (), "no_node"
     offering = [node for node in ready if request.backend in node.backends]
     if not offering:
-        return Decision(reason="no_backend")
+        return (), "no_backend"
     labelled = [node for node in offering if all(node.labels.get(k) == v for k, v in request.labels.items())]
     if not labelled:
-        return Decision(reason="no_label")
+        return (), "no_label"
     at_home = [node for node in labelled if request.home is None or node.data_id == request.home]
     if not at_home and not request.fresh:
-        return Decision(reason="home_away")
-    fitting = at_home or labelled
-    ranked = sorted(fitting, key=lambda node: (-_share_free(node), node.inflight, _tie(request.digest, node.node_id)))
-    place = tuple(node for node in ranked if node.free > 0)
-    evict = tuple(node for node in ranked if node.free <= 0 and node.warm > 0)
-    return Decision(place, evict, "" if place or evict else "full")
+        return (), "home_away"
+    return tuple(at_home or labelled), ""
 
 
-def _share_free(node: NodeView) -> float:
-    return node.free / node.replicas
+def rank(digest: str, node: NodeView, room: int) -> tuple[float, int, str]:
+    """The smaller, the better: with ``room`` places left, by the share that is free, so that big nodes do not take
+    everything; then by what is under way; then by the thread."""
+    return -room / node.replicas, node.inflight, _tie(digest, node.node_id)
 
 
 def _tie(digest: str, node_id: str) -> str:

@@ -13,33 +13,24 @@ from typing import Any
 
 from sandfleet.acquiring import lifecycle_message
 from sandfleet.client import Client
-from sandfleet.errors import (
-    HomeUnavailable,
-    InvalidArgument,
-    NoCapacity,
-    NotStarted,
-    SandfleetError,
-    VersionMismatch,
-)
+from sandfleet.errors import NotStarted, SandfleetError
 from sandfleet.ids import Identity, new_op_id, sandbox_id_candidates
-from sandfleet.model import NodeState, NodeView, SandboxSpec
-from sandfleet.store.base import Reserved, Route
-from sandfleet.wire import VERSION
-from sandfleet_scheduler.placement import Decision, PlacementRequest, choose_node
+from sandfleet.metrics import Tally
+from sandfleet.model import NodeState, NodeView
+from sandfleet.store.base import Push, Reserved, Route
+from sandfleet.wire import SCHEDULER_QUEUE, VERSION, celery_message
+from sandfleet_scheduler.asking import AcquireRequest
+from sandfleet_scheduler.line import Room, Verdict
+from sandfleet_scheduler.placement import Decision, choose_node
+from sandfleet_scheduler.refusing import no_place, quota_reached
 
-__all__ = ["Scheduler"]
+__all__ = ["IN_LINE", "Scheduler"]
 
 log = logging.getLogger("sandfleet.scheduler")
 
+#: What `Scheduler.place` says of a thread that waits for a place.
+IN_LINE = "in line"
 _CREATE_WITHIN_S = 60.0
-_ROOM_S = 2.0
-_REMOVED_WITHIN_S = 30.0
-_WHY = {
-    "no_node": "no node is alive and ready; start one with `sandfleet worker`",
-    "no_backend": "no node offers the backend {backend!r}; see `sandfleet nodes`",
-    "no_label": "no node carries the labels {labels}; see `sandfleet nodes`",
-    "full": "every fitting node is full and nothing on it is warm; release sandboxes or add nodes",
-}
 
 
 class Scheduler:
@@ -52,71 +43,126 @@ class Scheduler:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.store = client.store
+        self.max_per_user = client.settings.max_per_user
+        #: What it decided, for its metrics.
+        self.tally = Tally()
 
-    def acquire(self, request: Mapping[str, Any]) -> str:
-        """Handle one ``scheduler.acquire``: place the thread, or answer its waiters why not.
+    def acquire(self, message: Mapping[str, Any]) -> str:
+        """Handle one ``scheduler.acquire``: place the thread, put it in line, or answer its waiters why not.
 
-        The waiters are answered by the node's `created`, not from here. Gives one word for Flower.
-        """
-        if request.get("v") not in (VERSION, VERSION - 1):
-            raise VersionMismatch(f"acquire message of version {request.get('v')!r}; this scheduler speaks {VERSION}")
-        owner = request.get("owner")
-        if not isinstance(owner, list) or len(owner) != 2:
-            raise InvalidArgument("field owner must be [user_id, thread_id]")
-        identity = Identity(owner[1], owner[0])
-        spec = SandboxSpec.from_wire(request.get("spec") or {})
-        try:
-            return self.place(identity, spec, on_lost=str(request.get("on_lost", "wait_for_home")))
-        except SandfleetError as exc:
-            self.store.answer_waiters(identity, exc.to_wire())
-            log.info("acquire.refused", extra={"thread_id": identity.thread_id, "code": exc.code})
-            return exc.code
-
-    def place(self, identity: Identity, spec: SandboxSpec, *, on_lost: str = "wait_for_home") -> str:
-        """Reserve a place for the thread and tell its node to create the sandbox.
+        The waiters are answered by the node's `created`, not from here. Gives a few words for Flower.
 
         Raises:
-            NoCapacity: No node fits now.
+            VersionMismatch, InvalidArgument: The message is none; nobody can be told.
+        """
+        return self.place_or_tell(AcquireRequest.from_wire(message))
+
+    def place_or_tell(self, request: AcquireRequest) -> str:
+        """`place`, with errors told to the thread's waiters; a few words for Flower."""
+        try:
+            told = self.place(request)
+            self.tally.add("acquires", "in_line" if told == IN_LINE else told.partition(" ")[0])
+            return told
+        except SandfleetError as exc:
+            self.tally.add("acquires", exc.code)
+            self.store.answer_waiters(request.identity, exc.to_wire())
+            log.info("acquire.refused", extra={"thread_id": request.identity.thread_id, "code": exc.code})
+            return exc.code
+
+    def place(self, request: AcquireRequest) -> str:
+        """Reserve a place for the thread and tell its node to create the sandbox; with none free, do what the request's
+        overflow policy says.
+
+        Raises:
+            NoCapacity: No node fits now, or all that do are full and the policy is ``reject``.
+            QuotaExceeded: The user has as many sandboxes as one may, and the policy is ``reject``.
             HomeUnavailable: The thread's data lies on a node that is away.
             NotStarted: Nodes changed under our hands; asking again is right.
         """
-        home = self.store.thread_home(identity)
-        wanted = PlacementRequest(identity.digest, spec.backend, spec.labels, home, on_lost == "fresh")
+        home = self.store.thread_home(request.identity)
         nodes = self.store.nodes()
-        decision = choose_node(wanted, nodes)
+        decision = choose_node(request.wanted(home), nodes)
+        told = Reserved("full")
         for node in decision.place:
-            reserved: Reserved = self.store.reserve(
-                identity,
-                spec,
-                node_id=node.node_id,
-                incarnation=node.incarnation,
-                data_id=node.data_id,
-                expires_s=_CREATE_WITHIN_S,
-            )
-            if reserved.status == "reserved" and reserved.route is not None:
-                self._create(identity, spec, reserved.route)
+            told = self.reserve(request, node)
+            if told.status == "reserved":
                 return f"placed on {node.node_id}"
-            if reserved.status in ("live", "creating"):
-                return reserved.status
-            if reserved.status == "recovering":
-                raise NotStarted(
-                    f"Redis lost its data; thread {identity.thread_id} waits until every node has told what it holds",
-                    retry_after_s=0.5,
-                    reason="recovering",
-                )
-        if (under_way := self._under_way(identity, nodes)) is not None:
-            return under_way
-        if decision.evict and self._make_room(identity, decision):
-            raise NoCapacity("room is being made from a warm sandbox", retry_after_s=0.1)
-        if decision.reason == "home_away":
-            raise HomeUnavailable(
-                f"the data of thread {identity.thread_id} lies on a data root whose nodes are away; wait for them, "
-                "or acquire with on_lost='fresh' to start with empty data",
-                retry_after_s=1.0,
-                thread_id=identity.thread_id,
+            if told.status in ("live", "creating"):
+                return told.status
+            if told.status in ("queued", "quota"):
+                break
+        if decision.reason not in ("", "full"):
+            if (under_way := self._under_way(request.identity, nodes)) is not None:
+                return under_way
+            raise no_place(decision.reason, request, nodes)
+        return self._overflow(request, home, nodes, decision, told)
+
+    def reserve(
+        self, request: AcquireRequest, node: NodeView, *, burst: bool = False, from_line: bool = False
+    ) -> Reserved:
+        """Take a place on the node and have the sandbox created there, or say why not: see `Reserved`.
+
+        Raises:
+            NotStarted: The store lost its data a moment ago, or the node took the place but not the creation.
+        """
+        told = self.store.reserve(
+            request.identity,
+            request.spec,
+            node_id=node.node_id,
+            incarnation=node.incarnation,
+            data_id=node.data_id,
+            expires_s=_CREATE_WITHIN_S,
+            burst=burst,
+            max_per_user=self.max_per_user,
+            from_line=from_line,
+        )
+        self.tally.add("placements", told.status)
+        if told.status == "reserved" and told.route is not None:
+            self._create(request, told.route)
+        elif told.status == "recovering":
+            raise NotStarted(
+                f"Redis lost its data; thread {request.identity.thread_id} waits until every node has told what it "
+                "holds",
+                retry_after_s=0.5,
+                reason="recovering",
             )
-        why = _WHY.get(decision.reason or "full", "").format(backend=spec.backend, labels=dict(spec.labels))
-        raise NoCapacity(why, retry_after_s=0.5, reason=decision.reason or "full")
+        return told
+
+    def _overflow(
+        self, request: AcquireRequest, home: str | None, nodes: Sequence[NodeView], decision: Decision, told: Reserved
+    ) -> str:
+        """No place is free. Room that an eviction makes comes before any policy; whoever serves the line makes it."""
+        if told.status == "quota":
+            hopeless = not told.evict
+        else:
+            # Others in line may wait for something else; whoever serves it finds out what is left for this one.
+            room = Room(nodes)
+            turn = room.turn(request.wanted(home), burst=request.overflow == "burst")
+            while turn.verdict is Verdict.BURST and turn.node is not None:
+                told = self.reserve(request, turn.node, burst=True)
+                if told.status == "reserved":
+                    return f"placed on {turn.node.node_id}, above its replicas"
+                if told.status in ("live", "creating"):
+                    return told.status
+                if told.status in ("queued", "quota"):
+                    break
+                room.gone(turn.node)
+                turn = room.turn(request.wanted(home), burst=True)
+            hopeless = turn.verdict is Verdict.WAIT
+        if hopeless and request.overflow == "reject":
+            if (under_way := self._under_way(request.identity, nodes)) is not None:
+                return under_way
+            if told.status == "quota":
+                raise quota_reached(request, self.max_per_user)
+            raise no_place("full", request, nodes, decision.fitting)
+        return self._park(request, home, nodes)
+
+    def _park(self, request: AcquireRequest, home: str | None, nodes: Sequence[NodeView]) -> str:
+        argument = {"v": VERSION}
+        describe = "serve the line"
+        message = celery_message("scheduler.serve", new_op_id(), argument, queue=SCHEDULER_QUEUE, describe=describe)
+        length = self.store.park(request.identity, request.for_line(home), push=Push(SCHEDULER_QUEUE, message))
+        return IN_LINE if length else self._under_way(request.identity, nodes) or "nobody waits for it"
 
     def _under_way(self, identity: Identity, nodes: Sequence[NodeView]) -> str | None:
         """What an earlier request for the same thread has come to, if that is why no place is left for this one."""
@@ -129,9 +175,10 @@ class Scheduler:
                 return str(info.state)
         return None
 
-    def _create(self, identity: Identity, spec: SandboxSpec, route: Route) -> None:
+    def _create(self, request: AcquireRequest, route: Route) -> None:
+        args = {"spec": request.spec.to_wire(), "asked_at_ms": request.asked_at_ms}
         try:
-            recorded = self._send("node.create", identity, route, {"spec": spec.to_wire()}, "creating")
+            recorded = self.send("node.create", request.identity, route, args, "creating")
         except SandfleetError as exc:
             self.store.create_failed(route, exc.to_wire())
             raise
@@ -139,8 +186,8 @@ class Scheduler:
             error = NotStarted(f"node {route.node_id} did not take the creation: {recorded}", retry_after_s=0.2)
             self.store.create_failed(route, error.to_wire())
 
-    def _send(self, kind: str, identity: Identity, route: Route, args: Mapping[str, Any], expect: str) -> str:
-        """Record and publish a lifecycle operation that nobody waits for by op id."""
+    def send(self, kind: str, identity: Identity, route: Route, args: Mapping[str, Any], expect: str) -> str:
+        """Record and publish a lifecycle operation that nobody waits for by op id; what `Store.record` said."""
         record, push = lifecycle_message(
             new_op_id(),
             kind,
@@ -152,38 +199,6 @@ class Scheduler:
             within_s=_CREATE_WITHIN_S,
         )
         return self.store.record(record, push).status
-
-    def _make_room(self, identity: Identity, decision: Decision) -> bool:
-        """End the least recently used warm sandbox of the best full node; True if one is on its way out.
-
-        One at a time: the thread asks again many times until the place is free, and each time other nodes may look
-        better. So it evicts at most once in two seconds, and not where a removal is under way.
-        """
-        lock, token = f"room:{identity.digest}", new_op_id()
-        if not self.store.lock(lock, token, ttl_s=_ROOM_S):
-            return True
-        if any(self._make_room_on(node.node_id) for node in decision.evict):
-            return True
-        self.store.unlock(lock, token)
-        return False
-
-    def _make_room_on(self, node_id: str) -> bool:
-        infos = self.store.sandboxes(node_id=node_id)
-        recently = self.store.now_ms() / 1000 - _REMOVED_WITHIN_S
-        if any(info.state == "stopping" and info.used_at > recently for info in infos):
-            return True
-        for info in sorted((info for info in infos if info.state == "warm"), key=lambda info: info.used_at):
-            stop = self.store.begin_stop(info.sandbox_id, owner=None, force=False, reason="evicted to make room")
-            if stop.status != "recorded" or stop.route is None:
-                continue
-            evicted = Identity(info.thread_id, info.user_id)
-            status = self._send("node.destroy", evicted, stop.route, {"delete_data": False}, "stopping")
-            if status == "recorded":
-                return True
-            # Its node ends it all the same when it compares what it holds with the registry, but not now.
-            log.warning("evict.not_taken", extra={"sandbox_id": info.sandbox_id, "node_id": node_id, "status": status})
-            return False
-        return False
 
     # --- dead nodes --------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import warnings
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task, bootsteps
@@ -18,12 +19,16 @@ from sandfleet.celery_app import celery_app, queue_of
 from sandfleet.client import Client
 from sandfleet.config import Settings
 from sandfleet.errors import OperationFailed, SandfleetError
-from sandfleet.intake import guard_intake
+from sandfleet.intake import CONSUMER, guard_intake
+from sandfleet.logs import add_context
+from sandfleet.metrics import new_registry
 from sandfleet.ops import OPS, task_name
-from sandfleet.wire import OPS_QUEUE, SCHEDULER_QUEUE
+from sandfleet.task_events import EventFlush
+from sandfleet.wire import OPS_QUEUE, SCHEDULER_QUEUE, WAITING_QUEUE
 from sandfleet_scheduler.gateway import Gateway
 from sandfleet_scheduler.results import PlainResults
 from sandfleet_scheduler.service import Scheduler
+from sandfleet_scheduler.serving import LineServer
 
 __all__ = ["run_scheduler", "scheduler_app"]
 
@@ -43,8 +48,9 @@ def scheduler_app(settings: Settings) -> Celery:
     """
     app = celery_app(settings, name="sandfleet-scheduler")
     app.conf.update(
-        task_queues=[queue_of(SCHEDULER_QUEUE), queue_of(OPS_QUEUE)],
+        task_queues=[queue_of(name) for name in (SCHEDULER_QUEUE, OPS_QUEUE, WAITING_QUEUE)],
         worker_pool="threads",
+        worker_consumer=CONSUMER,
         worker_concurrency=max(2, settings.concurrency),
         # Only as many messages as threads leave Redis before their turn: that is all a killed scheduler loses.
         worker_prefetch_multiplier=1,
@@ -52,24 +58,39 @@ def scheduler_app(settings: Settings) -> Celery:
     client = Client(settings)
     client.now_ms()  # a Redis that does not answer is told in one line, before Celery begins to retry
     scheduler = Scheduler(client)
+    line = LineServer(scheduler)
     gateway = Gateway(settings, scheduler)
-
-    class Acquire(_Task):
-        name = "scheduler.acquire"
-        ignore_result = True
-        throws = (OperationFailed,)
-
-        def run(self, request: Any) -> str:
-            try:
-                return scheduler.acquire(request if isinstance(request, dict) else {})
-            except SandfleetError as exc:
-                raise OperationFailed(json.dumps(exc.to_wire())) from exc
-
-    app.register_task(Acquire())
+    app.register_task(_own_task("scheduler.acquire", scheduler.acquire))
+    app.register_task(_own_task("scheduler.serve", lambda _message: line.serve()))
     for kind in OPS:
         app.register_task(_gateway_task(gateway, kind))
-    app.steps["worker"].add(_reconciler_step(settings, scheduler, PlainResults(app, client.store)))
+    app.steps["consumer"].add(EventFlush)
+    if settings.metrics_address:
+        app.steps["worker"].add(_metrics_step(settings, scheduler))
+    app.steps["worker"].add(_reconciler_step(settings, scheduler, line, PlainResults(app, client.store)))
     return app
+
+
+def _own_task(name: str, carry_out: Callable[[Mapping[str, Any]], str]) -> _Task:
+    """A task whose message is one JSON object and whose result is a few words for Flower."""
+
+    def run(self: _Task, message: Any) -> str:
+        try:
+            return carry_out(message if isinstance(message, dict) else {})
+        except SandfleetError as exc:
+            raise OperationFailed(json.dumps(exc.to_wire())) from exc
+
+    attributes = {
+        "name": name,
+        "run": run,
+        "Request": "sandfleet.task_request:FleetRequest",
+        "ignore_result": True,
+        "throws": (OperationFailed,),
+        "__module__": __name__,
+        "typing": False,
+    }
+    own_task: _Task = type(name.replace(".", "_"), (_Task,), attributes)()
+    return own_task
 
 
 def _gateway_task(gateway: Gateway, kind: str) -> _Task:
@@ -86,15 +107,18 @@ def _gateway_task(gateway: Gateway, kind: str) -> _Task:
         "throws": (OperationFailed,),
         "__module__": __name__,
         "typing": False,
+        "Request": "sandfleet.task_request:PlainRequest",
         "max_retries": None,  # going round is bounded by the call's own queue timeout
     }
     gateway_task: _Task = type(f"gateway_{kind}", (_Task,), attributes)()
     return gateway_task
 
 
-def _reconciler_step(settings: Settings, scheduler: Scheduler, results: PlainResults) -> type[bootsteps.StartStopStep]:
+def _reconciler_step(
+    settings: Settings, scheduler: Scheduler, line: LineServer, results: PlainResults
+) -> type[bootsteps.StartStopStep]:
     class Reconciler(bootsteps.StartStopStep):
-        """Looks for dead nodes from a thread of its own, a few times per lease."""
+        """Looks for dead nodes and for a line that nobody serves, from a thread of its own."""
 
         requires = ("celery.worker.components:Pool",)
 
@@ -110,10 +134,11 @@ def _reconciler_step(settings: Settings, scheduler: Scheduler, results: PlainRes
             patient_until = time.monotonic() + settings.lease_s
             while not self.stopped.wait(min(1.0, settings.lease_s / 4)):
                 try:
-                    if time.monotonic() > patient_until:
+                    patient = time.monotonic() <= patient_until
+                    if not patient:
                         scheduler.reconcile()
-                    else:
-                        scheduler.store.now_ms()
+                    # Whoever had the message to serve it may have died with it. (It also shows whether Redis is there.)
+                    line.serve_if_due(refuse=not patient)
                 except SandfleetError as exc:
                     patient_until = time.monotonic() + settings.lease_s
                     log.warning("reconcile.failed", extra={"error": str(exc)})
@@ -133,14 +158,40 @@ def _reconciler_step(settings: Settings, scheduler: Scheduler, results: PlainRes
     return Reconciler
 
 
+def _metrics_step(settings: Settings, scheduler: Scheduler) -> type[bootsteps.StartStopStep]:
+    registry = new_registry()
+    from sandfleet_scheduler.metrics import scheduler_metrics  # noqa: PLC0415  (an extra)
+
+    # It listens from here on, so that an address that cannot be had is told before Celery begins.
+    server = scheduler_metrics(settings.metrics_address, registry, scheduler.store, scheduler.tally)
+
+    class Metrics(bootsteps.StartStopStep):
+        """Answers Prometheus for as long as the worker runs."""
+
+        requires = ("celery.worker.components:Pool",)
+
+        def start(self, worker: Any) -> None:
+            server.start()
+
+        def stop(self, worker: Any) -> None:
+            server.stop()
+
+        def terminate(self, worker: Any) -> None:
+            server.stop()
+
+    return Metrics
+
+
 def run_scheduler(settings: Settings, *, loglevel: str = "INFO") -> int:
     """Run a scheduler in this process until it is told to stop; the exit code."""
     guard_intake()
+    name = f"scheduler-{os.getpid()}@{socket.gethostname()}"
+    add_context(scheduler=name)
     # It runs nothing of anybody's; and on a machine of one's own, root is who one is.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     app = scheduler_app(settings)
     worker = app.Worker(
-        hostname=f"scheduler-{os.getpid()}@{socket.gethostname()}",
+        hostname=name,
         loglevel=loglevel,
         without_gossip=True,
         without_mingle=True,

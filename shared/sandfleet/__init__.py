@@ -15,7 +15,18 @@ from sandfleet.aio import AsyncSandbox, AsyncSandboxProvider
 from sandfleet.config import Settings
 from sandfleet.errors import SandfleetError
 from sandfleet.ids import Identity
-from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health, NodeView, SandboxInfo, SandboxSpec, SandboxState
+from sandfleet.model import (
+    CommandResult,
+    FileInfo,
+    GrepMatch,
+    Health,
+    NodeView,
+    SandboxInfo,
+    SandboxMetrics,
+    SandboxSpec,
+    SandboxState,
+    TextRead,
+)
 from sandfleet.provider import (
     SandboxProvider,
     get_sandbox_provider,
@@ -24,6 +35,7 @@ from sandfleet.provider import (
     shutdown_sandbox_provider,
 )
 from sandfleet.sandbox import Batch, Sandbox
+from sandfleet.transfer import Transfer
 
 __version__ = "0.1.0"
 
@@ -39,11 +51,14 @@ __all__ = [
     "NodeView",
     "Sandbox",
     "SandboxInfo",
+    "SandboxMetrics",
     "SandboxProvider",
     "SandboxSpec",
     "SandboxState",
     "SandfleetError",
     "Settings",
+    "TextRead",
+    "Transfer",
     "__version__",
     "get_sandbox_provider",
     "reset_sandbox_provider",

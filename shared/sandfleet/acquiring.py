@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sandfleet.client import Client
+from sandfleet.config import Settings
 from sandfleet.errors import (
     HomeUnavailable,
     NoCapacity,
@@ -21,66 +24,111 @@ from sandfleet.errors import (
 )
 from sandfleet.ids import Identity, new_op_id
 from sandfleet.model import SandboxSpec
-from sandfleet.steps import Do, Sleep, Steps, Wait
+from sandfleet.steps import Do, Sleep, Steps, Wait, aside
 from sandfleet.store.base import Acquired, OpRecord, Push, Recorded, Route, Waiter
 from sandfleet.wire import SCHEDULER_QUEUE, VERSION, OpMessage, celery_message, node_queue
 
-__all__ = ["ON_LOST", "acquire_steps", "send_lifecycle"]
+__all__ = [
+    "ON_LOST",
+    "Asking",
+    "StandsInLine",
+    "acquire_steps",
+    "in_line_too_long",
+    "lifecycle_message",
+    "send_lifecycle",
+    "wanted_spec",
+]
+
+log = logging.getLogger("sandfleet.client")
 
 ON_LOST = ("wait_for_home", "restore", "fresh")
 
 #: How long an acquire waits for an answer before it asks again: a scheduler may have died with the request.
 _SLICE_S = 2.0
+#: In line nothing is lost with a scheduler: asking again only shows that somebody still waits.
+_LINE_SLICE_S = 10.0
+#: Only a look: nobody waits.
+_NO_TIME_S = 0.001
+_AFTER_LINE_S = 1.0
 
 
-def acquire_steps(
-    client: Client,
-    identity: Identity,
-    spec: SandboxSpec,
-    *,
-    agent: str,
-    within_s: float,
-    on_lost: str = "wait_for_home",
-    place: Callable[[], None] | None = None,
-) -> Steps[Route]:
-    """Find the thread's sandbox or have one made, asking again until ``within_s`` passes.
+class StandsInLine(Exception):
+    """The thread stands in the line for a place, and its waiter was left there: ask again with the same waiter."""
 
-    Args:
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """One acquire.
+
+    Attributes:
         agent: Who holds the sandbox from now on; the client renews only holds of its own id.
-        place: Called instead of publishing ``scheduler.acquire`` (by a scheduler that is its own client).
+        within_s: How long to ask.
+        on_lost: See `sandfleet.provider.SandboxProvider.acquire`.
+        place: Called instead of publishing ``scheduler.acquire`` (by a scheduler that is its own client); gives whether
+            the thread stands in line now.
+        waiter_id: The waiter's id, for a caller that comes again; a fresh one by default.
+        line_patience_s: How long to wait in line before `StandsInLine` is raised; None waits until the end.
     """
-    until = time.monotonic() + within_s
+
+    identity: Identity
+    spec: SandboxSpec
+    agent: str
+    within_s: float
+    on_lost: str = "wait_for_home"
+    place: Callable[[], bool] | None = None
+    waiter_id: str | None = None
+    line_patience_s: float | None = None
+
+
+def wanted_spec(settings: Settings, spec: SandboxSpec | None = None) -> SandboxSpec:
+    """What is asked for with these settings: their ``environment`` is under that of ``spec``, if one is given."""
+    spec = spec or SandboxSpec(backend=settings.backend, labels=dict(settings.labels))
+    return replace(spec, env={**settings.environment, **spec.env}) if settings.environment else spec
+
+
+def acquire_steps(client: Client, asking: Asking) -> Steps[Route]:
+    """Find the thread's sandbox or have one made, asking again until the time is up.
+
+    Raises (from the generator):
+        NoCapacity: No node fits, or the thread still stood in line (``facts["position"]``, ``waited_s``), or all that
+            fit are full and the settings' overflow policy is ``reject``.
+        StartFailed: It could not be started; with the reason ``backing_off`` repeatedly, and not tried again before
+            ``retry_after_s``.
+        QuotaExceeded, HomeUnavailable, NotStarted, StoreUnavailable: As they say.
+        ReplyTimeout: No scheduler answered.
+        StandsInLine: Only with ``line_patience_s``.
+    """
+    began = time.monotonic()
+    until = began + asking.within_s
     last: SandfleetError | None = None
     while True:
-        left_s = until - time.monotonic()
-        if left_s <= 0 and last is not None:
+        if time.monotonic() >= until and last is not None:
             raise last
         try:
-            return (yield from _ask(client, identity, spec, agent, on_lost, max(left_s, 0.001), within_s, place))
+            return (yield from _ask(client, asking, began, max(until - time.monotonic(), 0.001)))
         except (NoCapacity, HomeUnavailable, NotStarted, StartFailed, StoreUnavailable) as exc:
             last = exc
             if isinstance(exc, StoreUnavailable) and not client.has_met_store:
                 raise
+            if exc.facts.get("overflow") == "reject":
+                raise  # its caller would rather not wait
             pause_s = exc.retry_after_s or 0.2
             if time.monotonic() + pause_s >= until:
                 raise
             yield Sleep(pause_s)
 
 
-def _ask(
-    client: Client,
-    identity: Identity,
-    spec: SandboxSpec,
-    agent: str,
-    on_lost: str,
-    left_s: float,
-    within_s: float,
-    place: Callable[[], None] | None,
-) -> Steps[Route]:
-    """Ask once and, when nothing lives yet, wait for the answer, asking again every two seconds."""
-    op_id = new_op_id()
-    waiter = Waiter(op_id, client.id, agent, client.settings.agent_ttl_s)
-    push = None if place is not None else _request(op_id, identity, spec, on_lost)
+def _ask(client: Client, asking: Asking, began: float, left_s: float) -> Steps[Route]:
+    """Ask once and, when nothing lives yet, wait for the answer, asking again every two seconds: in line, less often.
+
+    Whoever leaves without an answer withdraws, so that no place goes to nobody.
+    """
+    identity, op_id = asking.identity, asking.waiter_id or new_op_id()
+    waiter = Waiter(op_id, client.id, asking.agent, client.settings.agent_ttl_s)
+    push: Push | None = None
+    if asking.place is None:
+        now_ms: int = client.now_ms() if client.has_clock else (yield Do(client.now_ms))
+        push = _request(op_id, asking, client.settings, now_ms - int((time.monotonic() - began) * 1000))
     reader = yield Do(client.reader)
     pending = reader.expect(op_id, recorded=False)
     until = time.monotonic() + left_s
@@ -89,27 +137,109 @@ def _ask(
             acquired: Acquired = yield Do(lambda: client.store.acquire(identity, waiter, wait_s=left_s + 5, push=push))
             if acquired.route is not None:
                 return acquired.route
-            if place is not None and acquired.status == "requested":
-                yield Do(place)
+            if acquired.status == "backing_off":
+                raise _backing_off(identity, acquired)
+            in_line = acquired.status == "parked"
+            if asking.place is not None and acquired.status == "requested":
+                in_line = yield Do(asking.place)
+            slice_s = _LINE_SLICE_S if in_line else _SLICE_S
+            if in_line and asking.line_patience_s is not None:
+                slice_s = asking.line_patience_s
             try:
-                payload = yield Wait(pending, min(_SLICE_S, until - time.monotonic()))
+                return _route_of((yield Wait(pending, min(slice_s, until - time.monotonic()))))
             except TimeoutError:
+                if in_line and asking.line_patience_s is not None:
+                    raise StandsInLine from None
                 if time.monotonic() < until:
                     continue
-                raise ReplyTimeout(
-                    f"no sandbox for thread {identity.thread_id} within {within_s:.0f} s; is a scheduler running? "
-                    "`sandfleet doctor` tells",
-                    thread_id=identity.thread_id,
-                ) from None
-            return _route_of(payload)
+            route: Route = yield Do(lambda: _give_up(client, asking, waiter, time.monotonic() - began))
+            return route
+    except GeneratorExit:
+        # The caller was cancelled. A generator that is being closed may wait for nothing.
+        aside(lambda: _leave(client, asking, waiter))
+        raise
     finally:
         reader.forget(op_id, pending)
 
 
-def _request(op_id: str, identity: Identity, spec: SandboxSpec, on_lost: str) -> Push:
-    owner = [identity.user_id, identity.thread_id]
-    request = {"v": VERSION, "owner": owner, "spec": spec.to_wire(), "on_lost": on_lost}
-    shown = f"acquire: {identity.thread_id}"
+def _give_up(client: Client, asking: Asking, waiter: Waiter, waited_s: float) -> Route:
+    """The time is up: withdraw, and say why there is no sandbox; unless it was granted at this very moment."""
+    identity = asking.identity
+    position, route = _withdraw(client, identity, waiter)
+    if position:
+        raise in_line_too_long(identity, position, waited_s)
+    if route is None:
+        raise ReplyTimeout(
+            f"no sandbox for thread {identity.thread_id} within {asking.within_s:.0f} s; is a scheduler running? "
+            "`sandfleet doctor` tells",
+            thread_id=identity.thread_id,
+        )
+    return route
+
+
+def _leave(client: Client, asking: Asking, waiter: Waiter) -> None:
+    """Withdraw; and when the sandbox was granted meanwhile, do not hold it. Whatever fails here expires by itself."""
+    identity = asking.identity
+    try:
+        _, route = _withdraw(client, identity, waiter)
+        if route is None:
+            return
+        if waiter.agent == client.id:
+            client.holds.release(route.sandbox_id, identity.digest)
+        else:
+            client.store.release(route.sandbox_id, identity.digest, waiter.agent)
+    except SandfleetError as exc:
+        log.info("acquire.left", extra={"thread_id": identity.thread_id, "error": str(exc)})
+
+
+def _withdraw(client: Client, identity: Identity, waiter: Waiter) -> tuple[int, Route | None]:
+    """Wait no more. The thread's position in line, if it stood there; else its sandbox, if it was granted before."""
+    position = client.store.withdraw(identity, waiter.op_id)
+    if position:
+        return position, None
+    route = client.store.acquire(identity, waiter, wait_s=_NO_TIME_S, push=None).route
+    if route is None:
+        client.store.withdraw(identity, waiter.op_id)  # looking is waiting, for a moment
+    return 0, route
+
+
+def in_line_too_long(identity: Identity, position: int, waited_s: float) -> NoCapacity:
+    """What somebody is told who stood in line until the time was up."""
+    return NoCapacity(
+        f"thread {identity.thread_id} waited {waited_s:.1f} s for a sandbox and was number {position} in line for a "
+        "place; try again later, wait longer (acquire_timeout), release sandboxes, or add nodes or places. "
+        "(`sandfleet doctor` tells whether a scheduler serves the line.)",
+        retry_after_s=_AFTER_LINE_S,
+        reason="in_line",
+        position=position,
+        waited_s=round(waited_s, 3),
+    )
+
+
+def _backing_off(identity: Identity, acquired: Acquired) -> StartFailed:
+    try:
+        last = from_wire(json.loads(acquired.error)).message
+    except ValueError:
+        last = "unknown"
+    return StartFailed(
+        f"the sandbox of thread {identity.thread_id} failed to start repeatedly and is not tried again for "
+        f"{acquired.retry_after_s:.1f} s; the last time: {last}",
+        retry_after_s=acquired.retry_after_s,
+        reason="backing_off",
+        thread_id=identity.thread_id,
+    )
+
+
+def _request(op_id: str, asking: Asking, settings: Settings, asked_at_ms: int) -> Push:
+    request = {
+        "v": VERSION,
+        "owner": [asking.identity.user_id, asking.identity.thread_id],
+        "spec": asking.spec.to_wire(),
+        "on_lost": asking.on_lost,
+        "overflow": settings.overflow_policy,
+        "asked_at_ms": asked_at_ms,
+    }
+    shown = f"acquire: {asking.identity.thread_id}"
     message = celery_message("scheduler.acquire", op_id, request, queue=SCHEDULER_QUEUE, describe=shown)
     return Push(SCHEDULER_QUEUE, message)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -10,12 +11,24 @@ from typing import Any
 from sandfleet import calls
 from sandfleet.client import Answer, Call, Target
 from sandfleet.config import Settings
+from sandfleet.download import download
 from sandfleet.errors import PathNotFound
 from sandfleet.ids import Identity, is_sandbox_id
-from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health, SandboxInfo, SandboxSpec
+from sandfleet.model import (
+    CommandResult,
+    FileInfo,
+    GrepMatch,
+    Health,
+    SandboxInfo,
+    SandboxMetrics,
+    SandboxSpec,
+    TextRead,
+)
 from sandfleet.provider import SandboxProvider, list_type
 from sandfleet.sandbox import Batch, next_handle
-from sandfleet.steps import drive_async
+from sandfleet.standing import list_outputs, start, stop, upload_to_thread
+from sandfleet.steps import Steps, drive_async
+from sandfleet.transfer import Progress, Transfer, upload
 
 __all__ = ["AsyncSandbox", "AsyncSandboxProvider"]
 
@@ -69,6 +82,16 @@ class AsyncSandboxProvider:
         """See `SandboxProvider.destroy`."""
         await drive_async(self._sync._destroy(sandbox_id, delete_data))
 
+    async def upload_to_thread(
+        self, thread_id: str, name: str, data: bytes | str | os.PathLike[str], *, user_id: str | None = None
+    ) -> str:
+        """See `SandboxProvider.upload_to_thread`."""
+        return await drive_async(upload_to_thread(self._sync, thread_id, name, data, user_id=user_id))
+
+    async def list_outputs(self, thread_id: str, *, user_id: str | None = None) -> list_type[FileInfo]:
+        """See `SandboxProvider.list_outputs`."""
+        return await drive_async(list_outputs(self._sync, thread_id, user_id=user_id))
+
     async def list(self) -> list_type[SandboxInfo]:
         """See `SandboxProvider.list`."""
         return await drive_async(self._sync._list())
@@ -103,8 +126,11 @@ class AsyncSandbox:
         return f"<{type(self).__name__} {self.id}>"
 
     async def _call(self, call: Call) -> Answer:
+        return await drive_async(self._steps(call))
+
+    def _steps(self, call: Call) -> Steps[Answer]:
         client = self._provider._sync._client()
-        return await drive_async(client.call(self._target, replace(call, caller=f"{client.id}.{self._handle}")))
+        return client.call(self._target, replace(call, caller=f"{client.id}.{self._handle}"))
 
     async def execute_command(
         self,
@@ -128,6 +154,7 @@ class AsyncSandbox:
         max_output_bytes: int | None = None,
         queue_timeout_s: float | None = None,
         op_id: str | None = None,
+        errors: str = "replace",
     ) -> CommandResult:
         """See `Sandbox.run`."""
         call = calls.execute(
@@ -141,6 +168,7 @@ class AsyncSandbox:
             max_output_bytes=max_output_bytes,
             queue_timeout_s=queue_timeout_s,
             op_id=op_id,
+            errors=errors,
         )
         return calls.command_result(await self._call(call))
 
@@ -154,7 +182,18 @@ class AsyncSandbox:
 
     async def read_file(self, path: str, start_line: int | None = None, end_line: int | None = None) -> str:
         """See `Sandbox.read_file`."""
-        return calls.text_of(await self._call(calls.read(path, start_line, end_line)))
+        return calls.text_of(await self._call(calls.read_file(path, start_line, end_line)), path)
+
+    async def read_text(
+        self,
+        path: str,
+        start_line: int | None = None,
+        end_line: int | None = None,
+        *,
+        max_chars: int | None = None,
+    ) -> TextRead:
+        """See `Sandbox.read_text`."""
+        return calls.text_read(await self._call(calls.read_text(path, start_line, end_line, max_chars)))
 
     async def download_file(self, path: str) -> bytes:
         """See `Sandbox.download_file`."""
@@ -200,9 +239,9 @@ class AsyncSandbox:
         call = calls.grep(path, pattern, glob, literal, case_sensitive, max_results)
         return calls.grep_answer(await self._call(call))
 
-    async def stat(self, path: str) -> FileInfo:
+    async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
         """See `Sandbox.stat`."""
-        return calls.info((await self._call(Call("stat", {"path": path}))).value)
+        return calls.info((await self._call(Call("stat", {"path": path, "follow": follow}))).value)
 
     async def exists(self, path: str) -> bool:
         """See `Sandbox.exists`."""
@@ -224,6 +263,22 @@ class AsyncSandbox:
         """See `Sandbox.move`."""
         await self._call(Call("move", {"path": path, "new_path": new_path, "overwrite": overwrite}))
 
+    async def make_link(self, path: str, target: str, *, overwrite: bool = False) -> None:
+        """See `Sandbox.make_link`."""
+        await self._call(Call("make_link", {"path": path, "target": target, "overwrite": overwrite}))
+
+    async def upload(
+        self, local_path: str | os.PathLike[str], path: str, *, on_progress: Progress | None = None
+    ) -> Transfer:
+        """See `Sandbox.upload`; local files are read in the loop's executor."""
+        return await drive_async(upload(self._steps, local_path, path, on_progress=on_progress))
+
+    async def download(
+        self, path: str, local_path: str | os.PathLike[str], *, on_progress: Progress | None = None
+    ) -> Transfer:
+        """See `Sandbox.download`; local files are written in the loop's executor."""
+        return await drive_async(download(self._steps, path, local_path, on_progress=on_progress))
+
     async def batch(self, batch: Batch, *, stop_on_error: bool = True, timeout_s: float | None = None) -> list[Any]:
         """See `Sandbox.batch`."""
         call = calls.batch(batch.calls, stop_on_error=stop_on_error, timeout_s=timeout_s)
@@ -232,6 +287,18 @@ class AsyncSandbox:
     async def health(self) -> Health:
         """See `Sandbox.health`."""
         return calls.health(await self._call(Call("health", {}, timeout_s=10.0)), self._target)
+
+    async def metrics(self) -> SandboxMetrics:
+        """See `Sandbox.metrics`."""
+        return calls.metrics(await self._call(Call("metrics", {}, timeout_s=20.0)))
+
+    async def stop(self) -> None:
+        """See `Sandbox.stop`."""
+        await drive_async(stop(self._provider._sync, self._target))
+
+    async def start(self) -> None:
+        """See `Sandbox.start`."""
+        await drive_async(start(self._provider._sync, self._target))
 
     async def noop(self) -> None:
         """See `Sandbox.noop`."""

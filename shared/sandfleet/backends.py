@@ -29,7 +29,16 @@ __all__ = [
     "Operation",
     "SandboxBackend",
     "SandboxPlan",
+    "shown_backend",
 ]
+
+#: Built-in backends that separate nothing; said wherever they are named.
+_NOT_ISOLATED = frozenset({"host"})
+
+
+def shown_backend(name: str) -> str:
+    """A backend's name for people: one that does not isolate is labelled so."""
+    return f"{name} (not isolated)" if name in _NOT_ISOLATED else name
 
 
 class Capability(StrEnum):
@@ -95,8 +104,10 @@ class Completion:
     """How an operation ended: a JSON value with optional bytes, or an error (never both).
 
     Values by kind: execute_command and sessions ``{stdout, stderr, exit_code, signal, duration_s,
-    timed_out, truncated, cancelled}`` · read_file ``{size, total_lines, truncated}`` + content ·
-    write_file ``{size, digest}`` · str_replace ``{count, digest}`` · list_dir ``{entries: [FileInfo
+    timed_out, truncated, cancelled}`` · read_file ``{size, total_lines, truncated}`` + content, with ``as_text`` the
+    fields of `sandfleet.model.TextRead` but its text + content ·
+    write_file ``{size, digest}`` (no digest of an appended file above 4 MiB) · metrics the fields of
+    `sandfleet.model.SandboxMetrics` · str_replace ``{count, digest}`` · list_dir ``{entries: [FileInfo
     dicts], truncated}`` · glob ``{paths, truncated}`` · grep ``{matches: [[path, line_number,
     line]], truncated, skipped}`` · stat FileInfo dict · health ``{status, detail}`` · the rest ``{}``.
     """

@@ -11,14 +11,18 @@ from typing import Any
 from sandfleet.config import INLINE_BYTES
 from sandfleet.errors import InvalidArgument, OutcomeUnknown, StoreUnavailable
 from sandfleet.ids import new_op_id
+from sandfleet.metrics import Tally
 from sandfleet.store.base import Store
 from sandfleet.wire import decode_content, encode_content
 
-__all__ = ["CHUNK_BYTES", "MAX_BLOB_BYTES", "drop", "pack_bytes", "pack_json", "unpack_bytes", "unpack_json"]
+__all__ = ["CHUNK_BYTES", "MAX_BLOB_BYTES", "MOVED", "drop", "pack_bytes", "pack_json", "unpack_bytes", "unpack_json"]
 
 CHUNK_BYTES = 1024 * 1024
 MAX_BLOB_BYTES = 100 * 1024 * 1024
 _WORST_ESCAPE = 6
+
+#: ``bytes`` moved by this process, ``in`` and ``out``.
+MOVED = Tally()
 
 log = logging.getLogger("sandfleet.blobs")
 
@@ -92,6 +96,7 @@ def _put(store: Store, data: bytes, *, client: str, ttl_s: float) -> dict[str, A
     except StoreUnavailable:
         drop(store, {"blob": blob_id})
         raise
+    MOVED.add("bytes", "out", len(data))
     return {"blob": blob_id, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
@@ -108,4 +113,5 @@ def _get(store: Store, reference: Mapping[str, Any]) -> bytes:
     data = b"".join(chunks)
     if len(data) != size or hashlib.sha256(data).hexdigest() != reference.get("sha256"):
         raise InvalidArgument(f"blob {blob_id} does not have the promised size and digest")
+    MOVED.add("bytes", "in", size)
     return data

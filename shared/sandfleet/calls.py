@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import codecs
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from sandfleet.client import Answer, Call, Client, Target
-from sandfleet.errors import InternalError, InvalidArgument, SandboxNotFound, from_wire
+from sandfleet.errors import FileTooLarge, InternalError, InvalidArgument, SandboxNotFound, from_wire
 from sandfleet.ids import Identity
-from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health, SandboxInfo
+from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health, SandboxInfo, SandboxMetrics, TextRead
+from sandfleet.partial import Listed, Searched
 from sandfleet.steps import Do, Steps
 from sandfleet.store.base import OpView
 
@@ -26,8 +29,11 @@ def execute(
     max_output_bytes: int | None,
     queue_timeout_s: float | None,
     op_id: str | None,
+    errors: str = "replace",
 ) -> Call:
     """The call of `Sandbox.run`."""
+    if errors not in ("replace", "surrogateescape"):
+        raise InvalidArgument(f"errors must be replace or surrogateescape, not {errors!r}", argument="errors")
     args: dict[str, Any] = {"command": command} if isinstance(command, str) else {"argv": list(command)}
     given = {
         "cwd": cwd,
@@ -36,6 +42,7 @@ def execute(
         "timeout_s": float(timeout_s) if timeout_s is not None else None,
         "session": session,
         "max_output_bytes": max_output_bytes,
+        "as_bytes": True if errors == "surrogateescape" else None,
     }
     args.update({key: value for key, value in given.items() if value is not None})
     content = stdin.encode() if isinstance(stdin, str) else stdin
@@ -48,9 +55,12 @@ def command_result(answer: Answer) -> CommandResult:
 
 
 def _result(value: Mapping[str, Any], answer: Answer) -> CommandResult:
+    streams = [value["stdout"], value["stderr"]]
+    if value.get("encoding") == "base64":
+        streams = [base64.b64decode(stream).decode("utf-8", "surrogateescape") for stream in streams]
     return CommandResult(
-        stdout=value["stdout"],
-        stderr=value["stderr"],
+        stdout=streams[0],
+        stderr=streams[1],
         exit_code=value["exit_code"],
         duration_s=value["duration_s"],
         timed_out=bool(value.get("timed_out")),
@@ -80,15 +90,75 @@ def shown(result: CommandResult) -> str:
     return text or "(no output)"
 
 
-def text_of(answer: Answer) -> str:
-    """The content of a read as text; what is not UTF-8 is replaced."""
-    return (answer.content or b"").decode("utf-8", "replace")
+def text_of(answer: Answer, path: str = "") -> str:
+    """The content of a read as text, by its byte order mark; what is no text in that encoding is replaced.
+
+    Raises:
+        FileTooLarge: More lines were asked for than one read holds; a part must never look like the whole.
+    """
+    content = answer.content or b""
+    if (answer.value or {}).get("truncated"):
+        raise FileTooLarge("the lines are more than one read holds (16 Mi characters); ask for fewer", path=path)
+    if "encoding" in (answer.value or {}):
+        return content.decode("utf-8", "replace")
+    encoding, mark = encoding_of(content)
+    return content[len(mark) :].decode(encoding, "replace")
+
+
+#: UTF-32's little-endian mark begins with UTF-16's, so it is looked for first.
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+
+
+def encoding_of(content: bytes) -> tuple[str, bytes]:
+    """The encoding and byte order mark of a text that begins so; UTF-8 where there is no mark."""
+    return next(((name, mark) for mark, name in _MARKS if content.startswith(mark)), ("utf-8", b""))
 
 
 def read(path: str, start_line: int | None = None, end_line: int | None = None) -> Call:
-    """The call of `Sandbox.read_file` and `download_file`."""
+    """The call of `Sandbox.download_file`, and of a batch's reads: bytes."""
     lines = {"start_line": start_line, "end_line": end_line}
     return Call("read_file", {"path": path, **{key: value for key, value in lines.items() if value is not None}})
+
+
+def read_file(path: str, start_line: int | None = None, end_line: int | None = None) -> Call:
+    """The call of `Sandbox.read_file`: lines are counted in the text, so a range is decoded where the file lies."""
+    call = read(path, start_line, end_line)
+    if start_line is None and end_line is None:
+        return call
+    return Call("read_file", {**call.args, "as_text": True, "lenient": True})
+
+
+def read_text(path: str, start_line: int | None, end_line: int | None, max_chars: int | None) -> Call:
+    """The call of `Sandbox.read_text`."""
+    wanted = {"start_line": start_line, "end_line": end_line, "max_chars": max_chars}
+    given = {key: value for key, value in wanted.items() if value is not None}
+    return Call("read_file", {"path": path, "as_text": True, **given})
+
+
+def text_read(answer: Answer) -> TextRead:
+    """The answer of `Sandbox.read_text`."""
+    return _text_read(answer.value, answer.content or b"")
+
+
+def _text_read(value: Mapping[str, Any], content: bytes) -> TextRead:
+    return TextRead(
+        text=content.decode("utf-8", "replace"),
+        start_line=value["start_line"],
+        end_line=value["end_line"],
+        total_lines=value["total_lines"],
+        total_chars=value["total_chars"],
+        truncated=value["truncated"],
+        cut_line=value["cut_line"],
+        encoding=value["encoding"],
+        size_bytes=value["size_bytes"],
+        digest=value["digest"],
+    )
 
 
 def write(path: str, content: str | bytes, append: bool = False, if_digest: str | None = None) -> Call:
@@ -150,7 +220,8 @@ def cancel_steps(client: Client, target: Target, op_id: str) -> Steps[bool]:
 
 def names(listed: Sequence[FileInfo]) -> list[str]:
     """Paths as `Sandbox.list_dir` gives them: directories end with ``/``."""
-    return [entry.path + ("/" if entry.type == "dir" else "") for entry in listed]
+    paths = [entry.path + ("/" if entry.type == "dir" else "") for entry in listed]
+    return Listed(paths, unread=getattr(listed, "unread", 0))
 
 
 def entries(answer: Answer, path: str, max_depth: int) -> list[FileInfo]:
@@ -164,7 +235,7 @@ def entries(answer: Answer, path: str, max_depth: int) -> list[FileInfo]:
         raise InvalidArgument(
             f"{path} holds more than {len(found)} entries to depth {max_depth}; list a part of it", path=path
         )
-    return [info(entry) for entry in found]
+    return Listed([info(entry) for entry in found], unread=int(answer.value.get("errors") or 0))
 
 
 def health(answer: Answer, target: Target) -> Health:
@@ -176,6 +247,12 @@ def health(answer: Answer, target: Target) -> Health:
         backend=answer.value.get("backend"),
         detail=answer.value.get("detail", ""),
     )
+
+
+def metrics(answer: Answer) -> SandboxMetrics:
+    """The answer of `Sandbox.metrics`; what a backend does not tell is None."""
+    known = {field.name for field in fields(SandboxMetrics)}
+    return SandboxMetrics(**{name: value for name, value in answer.value.items() if name in known})
 
 
 def info(value: Mapping[str, Any]) -> FileInfo:
@@ -193,12 +270,14 @@ def info(value: Mapping[str, Any]) -> FileInfo:
 
 def glob_answer(answer: Answer) -> tuple[list[str], bool]:
     """Paths and whether there are more."""
-    return list(answer.value["paths"]), bool(answer.value["truncated"])
+    skipped = {"errors": int(answer.value.get("errors") or 0)}
+    return Searched(list(answer.value["paths"]), bool(answer.value["truncated"]), skipped)
 
 
 def grep_answer(answer: Answer) -> tuple[list[GrepMatch], bool]:
     """Matches and whether there are more."""
-    return [GrepMatch(*match) for match in answer.value["matches"]], bool(answer.value["truncated"])
+    matches = [GrepMatch(*match) for match in answer.value["matches"]]
+    return Searched(matches, bool(answer.value["truncated"]), answer.value.get("skipped"))
 
 
 def batch(calls: Sequence[Call], *, stop_on_error: bool, timeout_s: float | None) -> Call:
@@ -227,9 +306,10 @@ def batch_results(answer: Answer) -> list[Any]:
 def _batch_item(item: Mapping[str, Any], answer: Answer) -> Any:
     if "error" in item:
         return from_wire(item["error"])
-    if "content_b64" in item:
-        return base64.b64decode(item["content_b64"])
     value = item.get("ok")
+    if "content_b64" in item:
+        content = base64.b64decode(item["content_b64"])
+        return _text_read(value, content) if isinstance(value, dict) and "encoding" in value else content
     if isinstance(value, dict) and "exit_code" in value and "stdout" in value:
         return _result(value, answer)
     if item.get("ok", answer) is answer:

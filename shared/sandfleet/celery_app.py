@@ -8,6 +8,7 @@ that job), no gossip, no mingle, no beat.
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from celery import Celery
 from kombu import Exchange, Queue
@@ -21,7 +22,7 @@ from sandfleet.wire import OPS_QUEUE, SCHEDULER_QUEUE
 __all__ = ["celery_app", "queue_of"]
 
 _SHARED = {task_name(kind): OPS_QUEUE for kind in OPS}
-_SCHEDULER = {"scheduler.acquire": SCHEDULER_QUEUE}
+_SCHEDULER = {"scheduler.acquire": SCHEDULER_QUEUE, "scheduler.serve": SCHEDULER_QUEUE}
 
 
 def queue_of(name: str) -> Queue:
@@ -43,9 +44,7 @@ def celery_app(settings: Settings | None = None, *, name: str = "sandfleet") -> 
     """
     settings = settings or Settings.load()
     check_url(settings.redis_url, allow_insecure=settings.allow_insecure_redis)
-    url = settings.redis_url
-    if url.startswith("unix://"):
-        url = "redis+socket://" + url.removeprefix("unix://")
+    url = _broker_url(settings.redis_url)
     app = Celery(name, broker=url, backend=url, set_as_current=False)
     app.conf.update(
         task_serializer="json",
@@ -84,6 +83,15 @@ def celery_app(settings: Settings | None = None, *, name: str = "sandfleet") -> 
             "accept_content must stay ['json']; anything else lets a message run code", key="accept_content"
         )
     return app
+
+
+def _broker_url(url: str) -> str:
+    """The URL as kombu spells it: a socket has a scheme of its own there, and its database another name."""
+    parts = urlsplit(url)
+    if parts.scheme != "unix":
+        return url
+    query = [("virtual_host" if name == "db" else name, value) for name, value in parse_qsl(parts.query)]
+    return f"redis+socket://{parts.netloc}{parts.path}" + (f"?{urlencode(query)}" if query else "")
 
 
 def _route(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **_: Any) -> dict[str, Any] | None:

@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandfleet.config import Settings
+from sandfleet.config.environ import is_setting, to_environ
 from sandfleet.errors import ConfigError, Unavailable
 
-__all__ = ["Child", "Spawner", "end_all"]
+__all__ = ["Child", "Spawner", "child_environ", "end_all"]
 
 # Linux ends the child when the *thread* that started it ends (PR_SET_PDEATHSIG is 1). The setting survives exec,
 # so this little Python is gone once the program runs, and the pid stays the same.
@@ -124,3 +126,12 @@ def end_all(children: Iterable[Child], *, grace_s: float) -> None:
         for child in running:
             if child.running:
                 child.kill()
+
+
+def child_environ(settings: Settings, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process' environment with ``settings`` in it, as `Settings.load` reads them back, and ``extra`` on top."""
+    # The whole answer is in the variables: a child that read the file again could find it changed.
+    environ = {key: value for key, value in os.environ.items() if not is_setting(key)}
+    environ.update(to_environ(settings))
+    environ.update(extra or {})
+    return environ

@@ -141,6 +141,11 @@ class Client:
             self.learn_clock(self.store.now_ms())
         return int(time.monotonic() * 1000 + (self._offset_ms or 0.0))
 
+    @property
+    def has_clock(self) -> bool:
+        """Whether `now_ms` knows the store's time without asking for it."""
+        return self._offset_ms is not None
+
     def learn_clock(self, store_ms: int) -> None:
         """Correct the clock offset by a time just read in the store."""
         if store_ms:

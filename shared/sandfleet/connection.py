@@ -60,7 +60,11 @@ def connect(url: str, *, blocking: bool = False, name: str = "", decode: bool = 
     """
     _split(url)
     try:
-        client: redis.Redis = redis.Redis.from_url(url, **_options(blocking=blocking, name=name, decode=decode))
+        options = _options(blocking=blocking, name=name, decode=decode)
+        if url.startswith("unix:"):
+            for tcp_only in ("socket_keepalive", "maint_notifications_config"):
+                del options[tcp_only]
+        client: redis.Redis = redis.Redis.from_url(url, **options)
     except (ValueError, TypeError) as exc:
         raise ConfigError(f"{redacted(url)} cannot be used as a Redis URL: {exc}") from exc
     return client

@@ -7,11 +7,11 @@
     │   └── InsecureRedis
     ├── RequestRejected (ValueError)         mend the call
     │   ├── InvalidArgument, UnknownOperation, PayloadTooLarge, VersionMismatch
-    │   ├── NotSupported (NotImplementedError)
+    │   ├── NotSupported (NotImplementedError), HostBashDisabled
     │   ├── OpConflict, DigestMismatch
     │   └── NoMatch, AmbiguousMatch, InvalidPattern      text and pattern edits
     ├── CapacityError                        wait ``retry_after_s``, then try again
-    │   ├── NoCapacity, Busy, ByteBudgetExceeded
+    │   ├── NoCapacity, QuotaExceeded, Busy, ByteBudgetExceeded
     ├── SandboxError                         acquire again
     │   ├── SandboxNotFound (LookupError), SandboxLost, SandboxStopping, StartFailed
     │   └── HomeUnavailable
@@ -19,6 +19,7 @@
     │   ├── PathNotFound (FileNotFoundError), IsDirectory (IsADirectoryError)
     │   ├── NotDirectory (NotADirectoryError), PermissionDenied (PermissionError)
     │   ├── AlreadyExists (FileExistsError), ReadOnly, NoSpace, FileTooLarge, NotRegularFile
+    │   ├── BinaryFile
     ├── CommandError                         look at the command
     │   ├── CommandFailed, CommandTimeout (TimeoutError), ResourceLimitExceeded, Cancelled
     │   └── SessionNotFound (LookupError), SessionBusy, SessionLost, SearchTimeout (TimeoutError)
@@ -44,6 +45,7 @@ from typing import Any, ClassVar
 __all__ = [
     "AlreadyExists",
     "AmbiguousMatch",
+    "BinaryFile",
     "Busy",
     "ByteBudgetExceeded",
     "Cancelled",
@@ -56,6 +58,7 @@ __all__ = [
     "FileError",
     "FileTooLarge",
     "HomeUnavailable",
+    "HostBashDisabled",
     "InsecureRedis",
     "InternalError",
     "InvalidArgument",
@@ -77,6 +80,7 @@ __all__ = [
     "PayloadTooLarge",
     "PermissionDenied",
     "QueueTimeout",
+    "QuotaExceeded",
     "ReadOnly",
     "ReplyTimeout",
     "RequestRejected",
@@ -190,6 +194,12 @@ class NotSupported(RequestRejected, NotImplementedError):
     code = "not_supported"
 
 
+class HostBashDisabled(RequestRejected):
+    """A command for a sandbox in host mode, which is no security boundary, without ``allow_host_bash: true``."""
+
+    code = "host_bash_disabled"
+
+
 class OpConflict(RequestRejected):
     """The op_id is already used by another operation."""
 
@@ -234,6 +244,12 @@ class NoCapacity(CapacityError):
     """Every fitting node is full and nothing on it may be evicted."""
 
     code = "no_capacity"
+
+
+class QuotaExceeded(CapacityError):
+    """The user's sandboxes take as many places as one user may have, and none of them may be evicted."""
+
+    code = "quota_exceeded"
 
 
 class Busy(CapacityError):
@@ -366,6 +382,13 @@ class NotRegularFile(FileError):
 
     code = "not_regular_file"
     _errno = _errno.EINVAL
+
+
+class BinaryFile(FileError):
+    """The file is not text: neither UTF-8 nor UTF-16/32 with a byte order mark. Read its bytes, or use a tool on it."""
+
+    code = "binary_file"
+    _errno = _errno.EILSEQ
 
 
 # --- commands --------------------------------------------------------------------------------
@@ -504,6 +527,10 @@ class OperationFailed(Exception):
 
     def __str__(self) -> str:
         return f"{self.error.code}: {self.error}"
+
+    def __repr__(self) -> str:
+        # What Flower shows of a failed task: for people, not JSON.
+        return str(self)
 
 
 def _walk(cls: type[SandfleetError]) -> list[type[SandfleetError]]:

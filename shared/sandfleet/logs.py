@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import time
 
-__all__ = ["setup_logging"]
+__all__ = ["add_context", "setup_logging"]
+
+#: Facts of this process that every line carries, such as the id of its node.
+_context: dict[str, str] = {}
+#: User and password in a URL, whoever put it into a message: Celery, redis-py, an exception's text.
+_CREDENTIALS = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@'\"]*@")
 
 _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {
     "message",
@@ -25,6 +31,8 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         facts = {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+        if facts.get("node_id", _context.get("node_id")) == _context.get("node_id"):
+            facts = _context | facts
         at = time.strftime("%H:%M:%S", time.localtime(record.created)) + f".{int(record.msecs):03d}"
         text = record.getMessage()
         if record.exc_info:
@@ -37,11 +45,25 @@ class _Formatter(logging.Formatter):
                 "event": text,
                 **facts,
             }
-            return json.dumps(line, default=str)
+            return _without_credentials(json.dumps(line, default=str))
         # A hostile command line in a fact must not start a line of its own or move the cursor.
         shown = " ".join(f"{key}={_plain(value)}" for key, value in facts.items() if key != "exception")
         tail = "".join("\n" + _escape(line) for line in str(facts.get("exception", "")).splitlines())
-        return f"{at} {record.levelname[:4]} {record.name} {_escape(text)} {shown}".rstrip() + tail
+        return _without_credentials(
+            f"{at} {record.levelname[:4]} {record.name} {_escape(text)} {shown}".rstrip() + tail
+        )
+
+
+def _without_credentials(line: str) -> str:
+    return _CREDENTIALS.sub(r"\1[redacted]@", line) if "://" in line else line
+
+
+def add_context(**facts: str) -> None:
+    """Put facts of this process on every line from now on (``node_id``, ``incarnation``).
+
+    A line that is about another node (a ``node_id`` of its own) is left as it is.
+    """
+    _context.update(facts)
 
 
 def _plain(value: object) -> str:

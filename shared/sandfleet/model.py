@@ -17,8 +17,10 @@ __all__ = [
     "NodeState",
     "NodeView",
     "SandboxInfo",
+    "SandboxMetrics",
     "SandboxSpec",
     "SandboxState",
+    "TextRead",
     "Timings",
 ]
 
@@ -156,6 +158,36 @@ class FileInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class TextRead:
+    """A part of a text file, in whole lines where a line fits.
+
+    Attributes:
+        text: The lines read, with their ends, decoded; without a byte order mark.
+        start_line: Number of the first line in ``text`` (1-based).
+        end_line: Number of the last line in ``text``; ``start_line - 1`` when there is none.
+        total_lines: Lines of the whole file; None when it was too big to count within the time.
+        total_chars: Characters of what was asked for (the range, or the file); None likewise.
+        truncated: ``max_chars`` left something of what was asked for out.
+        cut_line: The first line alone is longer than ``max_chars``: ``text`` is its beginning.
+        encoding: ``utf-8``, ``utf-8-sig``, ``utf-16-le``, ``utf-16-be``, ``utf-32-le`` or ``utf-32-be``.
+        size_bytes: Size of the file.
+        digest: sha256 (hex) of the whole file's bytes, as `Sandbox.write_file`'s ``if_digest`` takes it; None when
+            it was too big to hash within the time.
+    """
+
+    text: str
+    start_line: int
+    end_line: int
+    total_lines: int | None
+    total_chars: int | None
+    truncated: bool
+    cut_line: bool
+    encoding: str
+    size_bytes: int
+    digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """Whether a sandbox answers: ``status`` is alive, dead or unknown; unknown must not be treated as dead."""
 
@@ -169,6 +201,30 @@ class Health:
     def ok(self) -> bool:
         """Whether the sandbox answered."""
         return self.status == "alive"
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxMetrics:
+    """What a sandbox uses; None for what its backend cannot tell.
+
+    Attributes:
+        cpu_s: Processor seconds of all its processes so far, those that ended included.
+        cpu_percent: Of one processor, since the last time somebody asked (or since it started).
+        memory_bytes: Resident memory of its processes; what they share counts for each.
+        pids: Processes, the sandbox' own included.
+        disk_bytes: What the thread's files occupy.
+        network_in_bytes, network_out_bytes: 0 where there is no network.
+        uptime_s: Since the sandbox started.
+    """
+
+    cpu_s: float | None = None
+    cpu_percent: float | None = None
+    memory_bytes: int | None = None
+    pids: int | None = None
+    disk_bytes: int | None = None
+    network_in_bytes: int | None = None
+    network_out_bytes: int | None = None
+    uptime_s: float | None = None
 
 
 def _texts(value: object) -> dict[str, str]:
@@ -226,7 +282,12 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node as placement sees it. ``data_id`` names the data root: nodes with one data_id share thread data."""
+    """A node as placement sees it. ``data_id`` names the data root: nodes with one data_id share thread data.
+
+    ``places`` counts everything that takes one: ``creating``, ``stopping``, warm and live. ``stopping`` counts only
+    removals younger than 30 s: these places are about to be free. ``idlest`` names up to 32 of its warm sandboxes as
+    (sandbox id, warm since ms), longest idle first. ``reason`` says why it is cordoned, where that was told.
+    """
 
     node_id: str
     incarnation: str
@@ -244,6 +305,11 @@ class NodeView:
     pid: int = 0
     version: str = ""
     load: Mapping[str, Any] = field(default_factory=dict)
+    burst_limit: int = 0
+    creating: int = 0
+    stopping: int = 0
+    reason: str = ""
+    idlest: tuple[tuple[str, int], ...] = ()
 
     @property
     def free(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sandfleet.errors import InvalidArgument, UnknownOperation
 
@@ -24,7 +24,29 @@ _TELLING = r"[\w-]*(?:key|secret|token|passw(?:or)?d|credential|dsn)[\w-]*"
 _SECRET = re.compile(rf"(?i)({_TELLING}\s*[=:]\s*|--{_TELLING}\s+|bearer\s+)" + r"""(?:"[^"]*"|'[^']*'|[^\s"']+)""")
 _ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 
-Path = Annotated[str, Field(min_length=1, max_length=4096)]
+
+def _sized(low: int, high: int) -> AfterValidator:
+    """The length a text may have. pydantic's own rule refuses lone surrogates, and a file's name that is not UTF-8 is
+    written with them (``surrogateescape``)."""
+
+    def check(value: str) -> str:
+        if not low <= len(value) <= high:
+            raise ValueError(f"should have {low} to {high} characters, not {len(value)}")
+        return value
+
+    return AfterValidator(check)
+
+
+Path = Annotated[str, _sized(1, 4096)]
+Text = Annotated[str, _sized(1, 64 * 1024 * 1024)]
+Pattern = Annotated[str, _sized(1, 10_000)]
+GlobPattern = Annotated[str, _sized(1, 1000)]
+
+
+def _without_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("a path must not contain NUL")
+    return value
 
 
 class Args(BaseModel):
@@ -35,9 +57,7 @@ class Args(BaseModel):
     @field_validator("path", "old_path", "new_path", "cwd", check_fields=False)
     @classmethod
     def _no_nul(cls, value: str | None) -> str | None:
-        if value is not None and "\0" in value:
-            raise ValueError("a path must not contain NUL")
-        return value
+        return None if value is None else _without_nul(value)
 
 
 class ExecuteCommand(Args):
@@ -51,6 +71,7 @@ class ExecuteCommand(Args):
     timeout_s: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S)
     session: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = None
     max_output_bytes: int = Field(default=1024 * 1024, ge=0, le=MAX_OUTPUT_BYTES)
+    as_bytes: bool = False  # the streams come back as base64, not decoded with replacement
 
     @model_validator(mode="after")
     def _one_of(self) -> ExecuteCommand:
@@ -75,28 +96,50 @@ class ExecuteCommand(Args):
 
 
 class ReadFile(Args):
-    """Read a file or a 1-based inclusive line range of it; the bytes come back as content."""
+    """Read a file, ``max_bytes`` of it from ``offset``, or a 1-based inclusive range of lines; the bytes come back as
+    content.
+
+    ``as_text`` decodes where the file lies (UTF-8, or UTF-16/32 by byte order mark), refuses what is not text with
+    ``binary_file``, keeps whole lines up to ``max_chars`` and tells what is left; the content is UTF-8 then, 16 Mi
+    characters at most. ``lenient`` with it replaces what is not text, and looks no further than what is shown.
+    """
 
     path: Path
     start_line: int | None = Field(default=None, ge=1)
     end_line: int | None = Field(default=None, ge=1)
     max_bytes: int | None = Field(default=None, ge=0)
+    offset: int = Field(default=0, ge=0, lt=2**53)
+    as_text: bool = False
+    max_chars: int | None = Field(default=None, ge=1, le=64 * 1024 * 1024)
+    lenient: bool = False
 
 
 class WriteFile(Args):
-    """Write the content atomically, or append it. ``if_digest``: compare-and-swap on sha256 hex; "" = not there."""
+    """Write the content atomically, or append it.
+
+    ``if_digest``: compare-and-swap on sha256 hex; "" = not there. ``if_size``: append only to a file of exactly that
+    size, which makes a repeated append harmless. ``mode``: permission bits, as far as a file may have them here.
+    """
 
     path: Path
     append: bool = False
-    if_digest: str | None = None
+    if_digest: str | None = Field(default=None, max_length=64)
+    if_size: int | None = Field(default=None, ge=0, lt=2**53)
+    mode: int | None = Field(default=None, ge=0, le=0o777)
     make_parents: bool = True
+
+    @model_validator(mode="after")
+    def _if_size_appends(self) -> WriteFile:
+        if self.if_size is not None and not self.append:
+            raise ValueError("if_size goes with append")
+        return self
 
 
 class StrReplace(Args):
     """Replace text in a file; several matches without ``replace_all`` are an error naming their lines."""
 
     path: Path
-    old: str = Field(min_length=1)
+    old: Text
     new: str
     replace_all: bool = False
 
@@ -113,7 +156,7 @@ class Glob(Args):
     """Find paths by pattern."""
 
     path: Path
-    pattern: str = Field(min_length=1, max_length=1000)
+    pattern: GlobPattern
     include_dirs: bool = False
     max_results: int = Field(default=200, ge=1, le=10_000)
     timeout_s: float = Field(default=20.0, gt=0, le=600)
@@ -123,26 +166,41 @@ class Grep(Args):
     """Find lines by regular expression or literal text."""
 
     path: Path
-    pattern: str = Field(min_length=1, max_length=10_000)
-    glob: str | None = None
+    pattern: Pattern
+    glob: GlobPattern | None = None
     literal: bool = False
     case_sensitive: bool = False
     max_results: int = Field(default=100, ge=1, le=10_000)
     timeout_s: float = Field(default=20.0, gt=0, le=600)
 
 
-class PathOnly(Args):
-    """A path."""
+class Stat(Args):
+    """A path; of a symbolic link what it leads to, or with ``follow=False`` the link itself."""
 
     path: Path
+    follow: bool = True
+
+
+class MakeLink(Args):
+    """Create a symbolic link; ``overwrite`` replaces one that is there, and nothing else."""
+
+    path: Path
+    target: Path
+    overwrite: bool = False
+
+    @field_validator("target")
+    @classmethod
+    def _no_nul_in_target(cls, value: str) -> str:
+        return _without_nul(value)
 
 
 class MakeDir(Args):
-    """Create a directory; parents too, and an existing one is fine, unless told otherwise."""
+    """Create a directory; parents too, and an existing one is fine (and keeps its mode), unless told otherwise."""
 
     path: Path
     parents: bool = True
     exist_ok: bool = True
+    mode: int | None = Field(default=None, ge=0, le=0o777)
 
 
 class Remove(Args):
@@ -154,11 +212,12 @@ class Remove(Args):
 
 
 class Move(Args):
-    """Rename; ``overwrite`` replaces an existing file."""
+    """Rename; ``overwrite`` replaces an existing file, with ``follow`` the one a link at ``new_path`` leads to."""
 
     path: Path
     new_path: Path
     overwrite: bool = False
+    follow: bool = False
 
 
 class Nothing(Args):
@@ -243,12 +302,14 @@ OPS: dict[str, OpKind] = {
     "list_dir": OpKind(ListDir, False, None, _path("ls")),
     "glob": OpKind(Glob, False, None, _search("glob")),
     "grep": OpKind(Grep, False, None, _search("grep")),
-    "stat": OpKind(PathOnly, False, None, _path("stat")),
+    "stat": OpKind(Stat, False, None, _path("stat")),
+    "make_link": OpKind(MakeLink, True, "files", lambda a: f"ln: {_cut(a.get('path'))}"),
     "make_dir": OpKind(MakeDir, True, "files", _path("mkdir")),
     "remove": OpKind(Remove, True, "files", _path("rm")),
     "move": OpKind(Move, True, "files", _path("mv")),
     "cancel": OpKind(Cancel, False, None, lambda a: f"cancel {_cut(a.get('op_id'), 40)}"),
     "health": OpKind(Nothing, False, None, lambda _: "health"),
+    "metrics": OpKind(Nothing, False, None, lambda _: "metrics"),
     "noop": OpKind(Nothing, False, None, lambda _: "noop"),
     "batch": OpKind(Batch, True, None, lambda a: f"batch of {len(a.get('ops') or ())}"),
 }

@@ -9,14 +9,16 @@ from collections import OrderedDict
 from types import TracebackType
 from typing import Any
 
-from sandfleet.acquiring import ON_LOST, acquire_steps, send_lifecycle
+from sandfleet.acquiring import ON_LOST, Asking, acquire_steps, lifecycle_message, send_lifecycle, wanted_spec
 from sandfleet.calls import cancel_steps
 from sandfleet.client import Client, Target
 from sandfleet.config import Settings
 from sandfleet.errors import InvalidArgument, NotSupported, SandboxLost, SandboxNotFound, SandfleetError, from_wire
-from sandfleet.ids import Identity, is_sandbox_id
-from sandfleet.model import SandboxInfo, SandboxSpec
+from sandfleet.ids import Identity, is_sandbox_id, new_op_id
+from sandfleet.model import FileInfo, SandboxInfo, SandboxSpec
+from sandfleet.provider_class import provider_class
 from sandfleet.sandbox import Sandbox
+from sandfleet.standing import list_outputs, upload_to_thread
 from sandfleet.steps import Do, Steps, drive
 from sandfleet.store.base import Recorded, Route
 
@@ -50,11 +52,14 @@ class SandboxProvider:
     uses_thread_data_mounts = True
     needs_upload_permission_adjustment = False
 
+    #: Of the class, so that a provider of one's own that leaves `__init__` to itself can be shut down.
+    _connected: Client | None = None
+
     def __init__(self, settings: Settings | None = None, *, spec: SandboxSpec | None = None, **overrides: Any) -> None:
         self.settings = settings or Settings.load(**overrides)
-        self.spec = spec or SandboxSpec(backend=self.settings.backend, labels=dict(self.settings.labels))
+        self.spec = wanted_spec(self.settings, spec)
         self._lock = threading.Lock()
-        self._connected: Client | None = None
+        self._connected = None
         self._targets: dict[str, Target] = {}
         # Bounded: a process may release sandboxes for years.
         self._released: OrderedDict[str, None] = OrderedDict()
@@ -90,9 +95,11 @@ class SandboxProvider:
                 ``fresh`` starts with empty data elsewhere. ``restore`` is refused until there are checkpoints.
 
         Raises:
-            NoCapacity: Every fitting node stayed full.
+            NoCapacity: Every fitting node stayed full (``facts`` tell the position in line and the time in it), or
+                none fits, or all are full and the policy is ``reject``.
+            QuotaExceeded: The user has as many sandboxes as one may, and the policy is ``reject``.
             HomeUnavailable: The thread's data lies on a node that stayed away.
-            StartFailed: The node could not start it, repeatedly.
+            StartFailed: The node could not start it, repeatedly; ``backing_off`` before ``retry_after_s``.
         """
         return drive(self._acquire(thread_id, user_id, timeout_s, on_lost))
 
@@ -123,6 +130,30 @@ class SandboxProvider:
             SandboxNotFound: No such sandbox.
         """
         drive(self._destroy(sandbox_id, delete_data))
+
+    def upload_to_thread(
+        self, thread_id: str, name: str, data: bytes | str | os.PathLike[str], *, user_id: str | None = None
+    ) -> str:
+        """Put a file among the thread's uploads, never over another one; its path in the sandbox.
+
+        The thread's sandbox is acquired for it and released again.
+
+        Args:
+            name: The file's name alone; where it is taken, ``name-1.ext``, ``name-2.ext``… is chosen.
+            data: The bytes, or the path of a local file of any size.
+
+        Raises:
+            InvalidArgument: ``name`` is no file name.
+            OSError: The local file cannot be read.
+        """
+        return drive(upload_to_thread(self, thread_id, name, data, user_id=user_id))
+
+    def list_outputs(self, thread_id: str, *, user_id: str | None = None) -> list_type[FileInfo]:
+        """Every file below the thread's ``/mnt/user-data/outputs``, sorted by path.
+
+        The thread's sandbox is acquired for it and released again.
+        """
+        return drive(list_outputs(self, thread_id, user_id=user_id))
 
     def list(self) -> list_type[SandboxInfo]:
         """Every sandbox of the fleet, sorted by id."""
@@ -192,9 +223,7 @@ class SandboxProvider:
         identity = Identity.anonymous(user_id) if thread_id is None else Identity(thread_id, user_id)
         client: Client = yield Do(self._client)
         within_s = timeout_s if timeout_s is not None else self.settings.acquire_timeout_s
-        route = yield from acquire_steps(
-            client, identity, self.spec, agent=client.id, within_s=within_s, on_lost=on_lost
-        )
+        route = yield from acquire_steps(client, Asking(identity, self.spec, client.id, within_s, on_lost))
         client.holds.add(route, identity.digest)
         self._remember(identity, route)
         return route.sandbox_id
@@ -215,6 +244,21 @@ class SandboxProvider:
                 self._released[sandbox_id] = None
                 if len(self._released) > _RELEASED_KEPT:
                     self._released.popitem(last=False)
+        if ended and self.settings.destroy_on_release:
+            identity = target.identity
+            yield Do(lambda: self._end_released(client, identity, sandbox_id))
+
+    @staticmethod
+    def _end_released(client: Client, identity: Identity, sandbox_id: str) -> None:
+        """End the sandbox unless somebody is in it (again); nobody waits for that."""
+        stop = client.store.begin_stop(sandbox_id, owner=identity.digest, force=False, reason="released for good")
+        if stop.status != "recorded" or stop.route is None:
+            return
+        op_id, args, now_ms = new_op_id(), {"delete_data": False}, client.now_ms()
+        record, push = lifecycle_message(
+            op_id, "node.destroy", identity, stop.route, args, expect="stopping", now_ms=now_ms, within_s=30.0
+        )
+        client.store.record(record, push)
 
     def _destroy(self, sandbox_id: str, delete_data: bool) -> Steps[None]:
         client: Client = yield Do(self._client)
@@ -260,12 +304,38 @@ if hasattr(os, "register_at_fork"):
 
 
 def get_sandbox_provider(**overrides: Any) -> SandboxProvider:
-    """The process' provider, made on first use from the environment (``overrides`` count only then)."""
+    """The process' provider, made on first use from the configuration (``overrides`` count only then).
+
+    It is a `SandboxProvider`, or the class of your own that ``sandbox.use`` names.
+
+    Raises:
+        ConfigError: A setting is wrong, or that class cannot be used.
+    """
+    global _provider
+    if _provider is not None:
+        return _provider
+    # Not under the lock: a class of one's own takes its time, and may ask for the provider while it is imported.
+    made = _make_provider(overrides)
+    kept = _keep_first(made)
+    if kept is not made:
+        made.shutdown()
+    return kept
+
+
+def _keep_first(made: SandboxProvider) -> SandboxProvider:
     global _provider
     with _provider_lock:
         if _provider is None:
-            _provider = SandboxProvider(**overrides)
+            _provider = made
         return _provider
+
+
+def _make_provider(overrides: dict[str, Any]) -> SandboxProvider:
+    given = {name: value for name, value in overrides.items() if name not in ("settings", "spec")}
+    settings = overrides.get("settings") or Settings.load(**given)
+    if settings.use:
+        return provider_class(settings.use, SandboxProvider)(**overrides)
+    return SandboxProvider(settings, spec=overrides.get("spec"))
 
 
 def set_sandbox_provider(provider: SandboxProvider | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from sandfleet.config import Settings
 from sandfleet.errors import NotStarted
 from sandfleet.store.base import OpRecord, Push, Recorded, Store
-from sandfleet.wire import celery_message
+from sandfleet.wire import celery_message, shown_owner
 
 __all__ = ["publisher"]
 
@@ -66,7 +66,7 @@ def _by_kombu(settings: Settings, store: Store) -> Publish:
                 queue=queue_of(queue),  # type: ignore[arg-type]  # Celery takes a Queue
                 ignore_result=True,
                 argsrepr=record.describe,
-                kwargsrepr="{}",
+                kwargsrepr=shown_owner(argument.get("owner")) or "{}",
                 retry=False,
             )
         except Exception as exc:

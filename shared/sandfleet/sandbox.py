@@ -3,73 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sandfleet import calls
+from sandfleet.batch_calls import Batch
 from sandfleet.client import Answer, Call, Target
+from sandfleet.download import download
 from sandfleet.errors import NotSupported, PathNotFound
-from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health
-from sandfleet.steps import drive
+from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health, SandboxMetrics, TextRead
+from sandfleet.standing import start, stop
+from sandfleet.steps import Steps, drive
+from sandfleet.transfer import Progress, Transfer, upload
 
 if TYPE_CHECKING:
     from sandfleet.provider import SandboxProvider
 
 __all__ = ["Batch", "Sandbox"]
-
-
-class Batch:
-    """Collects calls for `Sandbox.batch`: same names and arguments as the sandbox' own methods."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-
-    def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        timeout_s: float | None = None,
-        session: str | None = None,
-    ) -> Batch:
-        """Add a command."""
-        return self._add(
-            calls.execute(
-                command,
-                cwd=cwd,
-                env=env,
-                user=None,
-                stdin=stdin,
-                timeout_s=timeout_s,
-                session=session,
-                max_output_bytes=None,
-                queue_timeout_s=None,
-                op_id=None,
-            )
-        )
-
-    def read_file(self, path: str, start_line: int | None = None, end_line: int | None = None) -> Batch:
-        """Add a read; its result is bytes."""
-        return self._add(calls.read(path, start_line, end_line))
-
-    def write_file(self, path: str, content: str | bytes, append: bool = False) -> Batch:
-        """Add a write."""
-        return self._add(calls.write(path, content, append))
-
-    def str_replace(self, path: str, old: str, new: str, *, replace_all: bool = False) -> Batch:
-        """Add a text replacement."""
-        return self._add(calls.replace_text(path, old, new, replace_all))
-
-    def list_dir(self, path: str, max_depth: int = 2) -> Batch:
-        """Add a listing."""
-        return self._add(calls.list_call(path, max_depth))
-
-    def _add(self, call: Call) -> Batch:
-        self.calls.append(call)
-        return self
 
 
 _handles = itertools.count(1)
@@ -105,8 +57,11 @@ class Sandbox:
         return f"<{type(self).__name__} {self.id}>"
 
     def _call(self, call: Call) -> Answer:
+        return drive(self._steps(call))
+
+    def _steps(self, call: Call) -> Steps[Answer]:
         client = self._provider._client()
-        return drive(client.call(self._target, replace(call, caller=f"{client.id}.{self._handle}")))
+        return client.call(self._target, replace(call, caller=f"{client.id}.{self._handle}"))
 
     # --- commands ----------------------------------------------------------------------------
 
@@ -136,6 +91,7 @@ class Sandbox:
         max_output_bytes: int | None = None,
         queue_timeout_s: float | None = None,
         op_id: str | None = None,
+        errors: str = "replace",
     ) -> CommandResult:
         """Run a command line (text) or an argv (sequence) and give everything there is to know of it.
 
@@ -149,6 +105,8 @@ class Sandbox:
             max_output_bytes: Kept per stream; 1 MiB by default. More is read and dropped, ``truncated`` set.
             queue_timeout_s: Seconds it may wait to be started.
             op_id: Your own id for it: the same id never starts a second effect; asking again gives the first answer.
+            errors: What becomes of output that is not UTF-8: ``replace``, or ``surrogateescape``, which loses nothing
+                (``result.stdout.encode("utf-8", "surrogateescape")`` gives the bytes).
 
         Raises:
             QueueTimeout: It waited longer than ``queue_timeout_s`` and never began.
@@ -167,6 +125,7 @@ class Sandbox:
                     max_output_bytes=max_output_bytes,
                     queue_timeout_s=queue_timeout_s,
                     op_id=op_id,
+                    errors=errors,
                 )
             )
         )
@@ -185,13 +144,41 @@ class Sandbox:
     # --- files -------------------------------------------------------------------------------
 
     def read_file(self, path: str, start_line: int | None = None, end_line: int | None = None) -> str:
-        """The file as text, or its lines ``start_line``…``end_line`` (1-based, inclusive); not UTF-8 is replaced.
+        """The file as text, or its lines ``start_line``…``end_line`` (1-based, inclusive).
+
+        UTF-8, or UTF-16 or UTF-32 where the file begins with a byte order mark, which is left out. What is not text in
+        that encoding is replaced by U+FFFD: `read_text` refuses it instead, and tells more.
 
         Raises:
             PathNotFound, IsDirectory, PermissionDenied, NotRegularFile
-            FileTooLarge: Above 100 MiB; read a range or `run` a tool on it.
+            FileTooLarge: Above 100 MiB, or a range above 16 Mi characters; read less, or `run` a tool on it.
         """
-        return calls.text_of(self._call(calls.read(path, start_line, end_line)))
+        return calls.text_of(self._call(calls.read_file(path, start_line, end_line)), path)
+
+    def read_text(
+        self,
+        path: str,
+        start_line: int | None = None,
+        end_line: int | None = None,
+        *,
+        max_chars: int | None = None,
+    ) -> TextRead:
+        """A part of a text file: whole lines up to ``max_chars``, and what is known of the rest.
+
+        UTF-8, and UTF-16 or UTF-32 with a byte order mark (which is left out); line ends stay as they are.
+
+        Args:
+            start_line, end_line: 1-based, inclusive; the whole file without them. A start beyond the end gives an empty
+                text, with ``total_lines``.
+            max_chars: Characters at most; 16 Mi without it.
+
+        Raises:
+            BinaryFile: It is not text: NUL bytes, or no valid encoding, in its first 8 KiB or in what would be shown.
+            InvalidArgument: A line below 1, or ``start_line`` above ``end_line``.
+            SearchTimeout: ``start_line`` lies further away than twenty seconds of reading.
+            PathNotFound, IsDirectory, PermissionDenied, NotRegularFile
+        """
+        return calls.text_read(self._call(calls.read_text(path, start_line, end_line, max_chars)))
 
     def download_file(self, path: str) -> bytes:
         """The file's bytes, up to 100 MiB."""
@@ -216,7 +203,11 @@ class Sandbox:
     def str_replace(self, path: str, old: str, new: str, *, replace_all: bool = False) -> int:
         """Replace ``old`` by ``new`` in a file, atomically; how many times.
 
+        The file keeps its encoding (UTF-16 and UTF-32 by their byte order mark) and its line ends: where every line
+        ends with CR LF, a bare line feed in ``old`` and ``new`` means that.
+
         Raises:
+            BinaryFile: It has NUL bytes near its beginning, or is not what its byte order mark says.
             NoMatch: ``old`` does not occur.
             AmbiguousMatch: It occurs several times and ``replace_all`` is not set; ``facts["lines"]`` names the lines.
         """
@@ -255,12 +246,16 @@ class Sandbox:
         call = calls.grep(path, pattern, glob, literal, case_sensitive, max_results)
         return calls.grep_answer(self._call(call))
 
-    def stat(self, path: str) -> FileInfo:
-        """Type, size, mode and time of a path (of a symlink itself)."""
-        return calls.info(self._call(Call("stat", {"path": path})).value)
+    def stat(self, path: str, *, follow: bool = True) -> FileInfo:
+        """Type, size, mode and time of what is at the path.
+
+        Args:
+            follow: Of a symbolic link tell what it leads to; False tells of the link. ``target`` is told either way.
+        """
+        return calls.info(self._call(Call("stat", {"path": path, "follow": follow})).value)
 
     def exists(self, path: str) -> bool:
-        """Whether something is at the path."""
+        """Whether something is at the path; a link that leads nowhere is not."""
         try:
             self.stat(path)
         except PathNotFound:
@@ -279,6 +274,44 @@ class Sandbox:
         """Rename within the sandbox."""
         self._call(Call("move", {"path": path, "new_path": new_path, "overwrite": overwrite}))
 
+    def make_link(self, path: str, target: str, *, overwrite: bool = False) -> None:
+        """Create a symbolic link to ``target``; ``overwrite`` replaces one that is there, and nothing else."""
+        self._call(Call("make_link", {"path": path, "target": target, "overwrite": overwrite}))
+
+    # --- between this machine and the sandbox ------------------------------------------------
+
+    def upload(self, local_path: str | os.PathLike[str], path: str, *, on_progress: Progress | None = None) -> Transfer:
+        """Copy a file or a whole directory of this machine to ``path`` in the sandbox; what was moved.
+
+        Of any size: large files go in pieces and get their name when they are complete. Parents are made. A directory
+        is merged into one that is there. Permission bits are kept (directories get the owner's full rights on top),
+        links stay links, sockets and devices are left away and told in ``skipped``.
+
+        Args:
+            path: The new name itself, not the directory to put it in.
+            on_progress: Called with the bytes moved so far and all there are; None while that is not known.
+
+        Raises:
+            OSError: The local side: missing, not readable.
+            NoSpace, ReadOnly, PermissionDenied, IsDirectory, NotDirectory, ByteBudgetExceeded
+        """
+        return drive(upload(self._steps, local_path, path, on_progress=on_progress))
+
+    def download(
+        self, path: str, local_path: str | os.PathLike[str], *, on_progress: Progress | None = None
+    ) -> Transfer:
+        """Copy a file or a whole directory of the sandbox to ``local_path`` on this machine; what was moved.
+
+        As `upload`, the other way. Nothing is written outside ``local_path``, whatever the sandbox says: links that
+        lead out of the tree are left away and told in ``skipped``, as are files that were gone when their turn came.
+
+        Raises:
+            DigestMismatch: A large file kept changing.
+            OSError: The local side: no space, not writable.
+            PathNotFound, PermissionDenied, ByteBudgetExceeded
+        """
+        return drive(download(self._steps, path, local_path, on_progress=on_progress))
+
     # --- several, and the sandbox itself -----------------------------------------------------
 
     def batch(self, batch: Batch, *, stop_on_error: bool = True, timeout_s: float | None = None) -> list[Any]:
@@ -295,6 +328,26 @@ class Sandbox:
     def health(self) -> Health:
         """Whether the sandbox answers right now."""
         return calls.health(self._call(Call("health", {}, timeout_s=10.0)), self._target)
+
+    def metrics(self) -> SandboxMetrics:
+        """What the sandbox uses right now: processor, memory, processes, the thread's files. Unknown is None."""
+        return calls.metrics(self._call(Call("metrics", {}, timeout_s=20.0)))
+
+    def stop(self) -> None:
+        """End the sandbox and what runs in it. The thread's files stay; `start` gives it a new sandbox.
+
+        One that is stopped or gone already is fine.
+        """
+        drive(stop(self._provider, self._target))
+
+    def start(self) -> None:
+        """Give the handle's thread its sandbox again after `stop`, or after it was lost; nothing while it lives.
+
+        Raises:
+            SandboxNotFound: The handle came from a bare id, and nobody knows any more whose it was.
+            NoCapacity, HomeUnavailable, StartFailed
+        """
+        drive(start(self._provider, self._target))
 
     def noop(self) -> None:
         """Go the whole way to the node and back without touching the sandbox; for measurements."""

@@ -25,19 +25,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sandfleet import control
-from sandfleet.children import Child, Spawner, end_all
+from sandfleet import control, flower
+from sandfleet.children import Child, Spawner, child_environ, end_all
 from sandfleet.config import Settings
 from sandfleet.embedded_redis import find_redis_server, redis_config
 from sandfleet.errors import ConfigError, SandfleetError, StoreUnavailable, Unavailable
 from sandfleet.ids import check_node_id
+from sandfleet.metrics import nth_address
 from sandfleet.store import Store, open_store
 
 __all__ = ["Stack", "child_environ"]
 
 _GRACE_S = 10.0
 _REDIS_TRIES = 5
-_SCHEDULER, _REDIS = "scheduler", "redis"
+_NO_NODES = _SCHEDULER, _REDIS, _FLOWER = "scheduler", "redis", "flower"
 
 
 class Stack:
@@ -52,13 +53,16 @@ class Stack:
         env: Further environment of every child.
         node_env: Further environment of single nodes, by id: ``{"node-2": {"SANDFLEET_REPLICAS": "1"}}``.
         loglevel: Of scheduler and nodes.
+        flower_port: Run Flower too, on this loopback port; 0 takes a free one. Task events are on then, and
+            ``settings`` have its password: the one configured, else a new one.
         **settings: Fields of `Settings` on top of this process' environment: ``backend``, ``replicas``, ``lease_s``…
             ``data_root`` and ``run_root`` lie in the state directory unless given.
 
     Attributes:
         nodes: id → process of every node that was started, ended ones too.
         redis, scheduler: Their processes; ``redis`` is None when it is not ours.
-        log_dir: One log per process: ``redis.log``, ``scheduler.log``, ``<node id>.log``.
+        flower_port: Where Flower listens; None without one.
+        log_dir: One log per process: ``redis.log``, ``scheduler.log``, ``flower.log``, ``<node id>.log``.
 
     Not thread-safe: start and stop processes from one thread.
     """
@@ -73,11 +77,14 @@ class Stack:
         env: Mapping[str, str] | None = None,
         node_env: Mapping[str, Mapping[str, str]] | None = None,
         loglevel: str = "INFO",
+        flower_port: int | None = None,
         **settings: Any,
     ) -> None:
         ids = [f"node-{n + 1}" for n in range(nodes)] if isinstance(nodes, int) else list(nodes)
         self.node_ids = tuple(check_node_id(node_id) for node_id in ids)
         self.loglevel = loglevel
+        self.flower_port, self._flower_password = flower_port, flower.new_password()
+        self._turns: dict[str, int] = {}
         self._redis_url = redis_url
         self._durable = durable
         self._wanted_dir = state_dir
@@ -110,6 +117,8 @@ class Stack:
             self.start_scheduler()
             for node_id in self.node_ids:
                 self._start_node(node_id)
+            if self.flower_port is not None:
+                self.start_flower()
             if wait_s is not None:
                 self.wait_ready(wait_s)
         except BaseException:
@@ -128,8 +137,8 @@ class Stack:
             self._store.close()
             self._store = None
         self._asked.update(self._children)
-        leaving = [child for name, child in self._children.items() if name not in (_SCHEDULER, _REDIS)]
-        leaving += [child for name, child in self._children.items() if name == _SCHEDULER]
+        leaving = [child for name, child in self._children.items() if name not in _NO_NODES]
+        leaving += [child for name, child in self._children.items() if name in (_SCHEDULER, _FLOWER)]
         try:
             # Nodes and scheduler need Redis to leave in order, but not each other.
             end_all(leaving, grace_s=_GRACE_S)
@@ -158,6 +167,9 @@ class Stack:
         name = f"scheduler-{self.scheduler.pid}@{socket.gethostname()}"
         scheduler = self._children[_SCHEDULER]
         self._until(lambda: control.ping(self.settings, [name], timeout_s=0.3) == [name], until, scheduler)
+        if port := self.flower_port:
+            heard = [name, *(f"{node_id}@" for node_id in self.node_ids)]
+            self._until(lambda: flower.hears(port, heard), until, self._children[_FLOWER])
 
     def __enter__(self) -> Stack:
         return self.start()
@@ -188,7 +200,7 @@ class Stack:
     @property
     def nodes(self) -> dict[str, subprocess.Popen[bytes]]:
         """id → process of every node that was started, ended ones too."""
-        return {name: child.process for name, child in self._children.items() if name not in (_SCHEDULER, _REDIS)}
+        return {name: child.process for name, child in self._children.items() if name not in _NO_NODES}
 
     @property
     def scheduler(self) -> subprocess.Popen[bytes]:
@@ -202,7 +214,7 @@ class Stack:
         return child.process if child is not None else None
 
     def log(self, name: str) -> Path:
-        """Where a process (``redis``, ``scheduler`` or a node id) writes."""
+        """Where a process (``redis``, ``scheduler``, ``flower`` or a node id) writes."""
         return self.log_dir / f"{name}.log"
 
     def tail(self, name: str, lines: int = 15) -> str:
@@ -249,7 +261,18 @@ class Stack:
     def start_scheduler(self) -> subprocess.Popen[bytes]:
         """Start the scheduler (again)."""
         argv = [sys.executable, "-m", "sandfleet_scheduler", "--loglevel", self.loglevel]
-        return self._spawn(_SCHEDULER, argv, child_environ(self.settings, self._env)).process
+        return self._spawn(_SCHEDULER, argv, child_environ(self._role_settings(_SCHEDULER), self._env)).process
+
+    def start_flower(self) -> subprocess.Popen[bytes]:
+        """Start Flower (again), on the port it had.
+
+        Raises:
+            ConfigError: It is not installed, or its port is taken.
+        """
+        flower.check_flower()
+        self.flower_port = flower.free_port(self.flower_port or 0)
+        argv = [sys.executable, "-m", "sandfleet.flower", "--port", str(self.flower_port)]
+        return self._spawn(_FLOWER, argv, child_environ(self.settings, self._env)).process
 
     def kill_scheduler(self) -> None:
         """End the scheduler as a crash would."""
@@ -304,7 +327,17 @@ class Stack:
 
     def _settings_at(self, redis_url: str) -> Settings:
         places = {"data_root": self.state_dir / "data", "run_root": self.state_dir / "run"}
-        return Settings.load(**{**places, **self._given, "redis_url": redis_url})
+        loaded = Settings.load(**{**places, **self._given, "redis_url": redis_url})
+        if self.flower_port is None:
+            return loaded
+        told = {"task_events": True, "flower_password": loaded.flower_password or self._flower_password}
+        return loaded.model_copy(update=told)
+
+    def _role_settings(self, name: str) -> Settings:
+        """What a scheduler or node is told: nothing of Flower's password, and a metrics port of its own."""
+        turn = self._turns.setdefault(name, len(self._turns))
+        address = nth_address(self.settings.metrics_address, turn)
+        return self.settings.model_copy(update={"flower_password": "", "metrics_address": address})
 
     def _redis_config(self) -> Path:
         config, url = redis_config(self.state_dir / "redis", durable=self._durable)
@@ -319,7 +352,7 @@ class Stack:
         argv = [sys.executable, "-m", "sandfleet_workers", "--node-id", node_id, "--loglevel", self.loglevel]
         # What a killed node leaves in its temporary directory goes with ours.
         extra = {"TMPDIR": str(self.state_dir / "tmp"), **self._env, **self._node_env.get(node_id, {})}
-        return self._spawn(node_id, argv, child_environ(self.settings, extra))
+        return self._spawn(node_id, argv, child_environ(self._role_settings(node_id), extra))
 
     def _spawn(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> Child:
         if self._spawner is None:
@@ -365,22 +398,3 @@ class Stack:
                     raise Unavailable("the earlier run's lease did not lapse in time")
                 raise child.failure("did not get ready in time")
             time.sleep(0.02)
-
-
-def child_environ(settings: Settings, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process' environment with ``settings`` in it, as `Settings.load` reads them back, and ``extra`` on top."""
-    environ = {key: value for key, value in os.environ.items() if key != "REDIS_URL"}
-    for name in Settings.model_fields:
-        key = "SANDFLEET_" + name.upper()
-        environ.pop(key, None)
-        value = getattr(settings, name)
-        if isinstance(value, Mapping):
-            value = ",".join(f"{k}={v}" for k, v in value.items())
-        elif isinstance(value, tuple):
-            value = ",".join(value)
-        elif isinstance(value, bool):
-            value = str(value).lower()
-        if value is not None and value != "":
-            environ[key] = str(value)
-    environ.update(extra or {})
-    return environ

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 from sandfleet.replies import Pending
 
-__all__ = ["Do", "Sleep", "Steps", "Wait", "drive", "drive_async"]
+__all__ = ["Do", "Sleep", "Steps", "Wait", "aside", "drive", "drive_async"]
 
 log = logging.getLogger("sandfleet.client")
 
@@ -47,6 +48,16 @@ class Sleep:
 Steps = Generator[Do | Wait | Sleep, Any, T]
 
 
+def aside(run: Callable[[], None]) -> None:
+    """Run a short blocking function from a generator that is being closed: at once, or, on an event loop, beside it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        run()
+    else:
+        threading.Thread(target=run, name="sandfleet-aside", daemon=True).start()
+
+
 def drive(steps: Steps[T]) -> T:
     """Run ``steps`` on this thread."""
     try:
@@ -67,6 +78,9 @@ def drive(steps: Steps[T]) -> T:
     except StopIteration as stop:
         result: T = stop.value
         return result
+    finally:
+        # After an interrupt the generator is suspended, and a traceback may keep it alive for long.
+        steps.close()
 
 
 async def drive_async(steps: Steps[T]) -> T:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,23 +24,34 @@ __all__ = [
     "OPS_QUEUE",
     "SCHEDULER_QUEUE",
     "VERSION",
+    "WAITING_QUEUE",
     "OpMessage",
     "celery_message",
     "decode_content",
     "encode_content",
     "node_queue",
+    "queue_names",
+    "shown_owner",
 ]
 
 VERSION = 1
 SCHEDULER_QUEUE = "sandfleet.scheduler"
 OPS_QUEUE = "sandfleet.ops"
+#: Plain calls whose sandbox is not there yet go round in it.
+WAITING_QUEUE = "sandfleet.ops.waiting"
 
 _ORIGIN_HOST = socket.gethostname()
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def node_queue(node_id: str) -> str:
     """The queue of a node."""
     return f"sandfleet.node.{node_id}"
+
+
+def queue_names(node_ids: Iterable[str]) -> list[str]:
+    """Every queue messages may wait in: the shared ones, and each node's."""
+    return [SCHEDULER_QUEUE, OPS_QUEUE, WAITING_QUEUE, *map(node_queue, node_ids)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +185,21 @@ def decode_content(content: Mapping[str, Any] | None) -> bytes | None:
     raise InvalidArgument("content must be inline text, base64 or a blob")
 
 
+def shown_owner(owner: object) -> str:
+    """Whose operation it is, as Flower shows it beside the arguments: ``thread alice · user 42``.
+
+    Whatever is no ``[user_id, thread_id]`` of well-formed ids gives an empty text: it may come from anyone.
+    """
+    if not isinstance(owner, list | tuple) or len(owner) != 2:
+        return ""
+    user_id, thread_id = owner
+    if not isinstance(thread_id, str) or _ID.fullmatch(thread_id) is None:
+        return ""
+    if isinstance(user_id, str) and _ID.fullmatch(user_id) is not None:
+        return f"thread {thread_id} · user {user_id}"
+    return f"thread {thread_id}"
+
+
 _EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
@@ -209,7 +236,7 @@ def celery_message(
                 "root_id": task_id,
                 "parent_id": None,
                 "argsrepr": describe,
-                "kwargsrepr": "{}",
+                "kwargsrepr": shown_owner(argument.get("owner")) or "{}",
                 "origin": f"{os.getpid()}@{_ORIGIN_HOST}",
                 "ignore_result": True,
                 "replaced_task_nesting": 0,

@@ -125,6 +125,7 @@ class Fleet:
             kept[SESSION_VARIABLE] = session
         return {
             **kept,
+            "SANDFLEET_CONFIG": os.devnull,
             "SANDFLEET_REDIS_URL": self.redis_url,
             "SANDFLEET_DATA_ROOT": str(self.data_root),
             "SANDFLEET_RUN_ROOT": str(self.directory / "run"),

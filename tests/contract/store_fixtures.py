@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -48,6 +50,22 @@ class World:
     def expire_waiters(self, identity: Identity) -> None:
         raise NotImplementedError
 
+    def end_pause(self, identity: Identity) -> None:
+        """The pause after a failed creation is over."""
+        raise NotImplementedError
+
+    def forget_failures(self, identity: Identity) -> None:
+        """Ten minutes passed since the last failed creation."""
+        raise NotImplementedError
+
+    def age_kick(self) -> None:
+        """A second passed since the line's message was published."""
+        raise NotImplementedError
+
+    def age_stop(self, sandbox_id: str, node_id: str = "n1") -> None:
+        """Half a minute passed since the sandbox began to stop."""
+        raise NotImplementedError
+
     def expire_op(self, op_id: str) -> None:
         raise NotImplementedError
 
@@ -74,6 +92,18 @@ class World:
         """What waits in a queue, oldest first."""
         raise NotImplementedError
 
+    def waiting(self, identity: Identity) -> int:
+        """How many wait for the thread's sandbox."""
+        raise NotImplementedError
+
+    def counted_for(self, user_id: str) -> set[str]:
+        """The sandboxes that take a place of the user."""
+        raise NotImplementedError
+
+    def counted_on(self, node_id: str) -> set[str]:
+        """The sandboxes that take a place of the node."""
+        raise NotImplementedError
+
     # --- short ways ---------------------------------------------------------------------------
 
     def announce(
@@ -84,8 +114,11 @@ class World:
         replicas: int = 4,
         lease_s: float = LONG_S,
         again: bool = False,
+        burst_limit: int = 0,
     ) -> int:
-        record = NodeRecord(node_id, incarnation, replicas, "data-1", ("mock",), {"zone": "a"}, "host", 7, "0.1")
+        record = NodeRecord(
+            node_id, incarnation, replicas, "data-1", ("mock",), {"zone": "a"}, "host", 7, "0.1", burst_limit
+        )
         return self.store.announce(record, lease_s=lease_s, again=again)
 
     def waiter(self, op_id: str = "a1", client: str = "c1", agent: str = "agent-1") -> Waiter:
@@ -95,11 +128,27 @@ class World:
         push = Push("scheduler", f"acquire {identity.thread_id}")
         return self.store.acquire(identity, self.waiter(**waiter), wait_s=LONG_S, push=push)
 
+    def park(self, identity: Identity = ALICE, *, op_id: str = "", request: str = "") -> int:
+        """Somebody waits for the thread's sandbox, and it stands in line."""
+        waiter = self.waiter(op_id or f"a-{identity.thread_id}")
+        assert self.store.acquire(identity, waiter, wait_s=LONG_S, push=None).status in ("requested", "parked")
+        return self.store.park(identity, request or f"request {identity.thread_id}", push=Push("scheduler", "serve"))
+
+    def line(self) -> list[str]:
+        """The requests of those who stand in line, in order."""
+        return [parked.request.removeprefix("request ") for parked in self.store.parked()]
+
     def reserve(
-        self, identity: Identity = ALICE, node_id: str = "n1", incarnation: str = "i1", *, data_id: str = "data-1"
+        self,
+        identity: Identity = ALICE,
+        node_id: str = "n1",
+        incarnation: str = "i1",
+        *,
+        data_id: str = "data-1",
+        **options: Any,
     ) -> Reserved:
         return self.store.reserve(
-            identity, SPEC, node_id=node_id, incarnation=incarnation, data_id=data_id, expires_s=LONG_S
+            identity, SPEC, node_id=node_id, incarnation=incarnation, data_id=data_id, expires_s=LONG_S, **options
         )
 
     def reserved(self, identity: Identity = ALICE, node_id: str = "n1", incarnation: str = "i1") -> Route:
@@ -170,7 +219,10 @@ class MemoryWorld(World):
         self.memory._leases.drop(node_id)
 
     def expire_place(self, sandbox_id: str, node_id: str = "n1") -> None:
-        self.memory._places[node_id][sandbox_id] = 1
+        places = [self.memory._places[node_id], *self.memory._users.values()]
+        for held in places:
+            if sandbox_id in held:
+                held[sandbox_id] = 1
 
     def expire_agent(self, sandbox_id: str, agent: str) -> None:
         self.memory._agents[sandbox_id][agent] = 1
@@ -181,6 +233,31 @@ class MemoryWorld(World):
     def expire_waiters(self, identity: Identity) -> None:
         waiting = self.memory._waiting[identity.digest]
         waiting.parked = {op: (waiter, 1) for op, (waiter, _) in waiting.parked.items()}
+        waiting.until_ms = 1
+
+    def end_pause(self, identity: Identity) -> None:
+        failing = self.memory._failing.get(identity.digest)
+        assert failing is not None
+        failing.retry_at_ms = 1
+
+    def forget_failures(self, identity: Identity) -> None:
+        assert self.memory._failing.drop(identity.digest)
+
+    def age_kick(self) -> None:
+        assert self.memory._kicked_ms is not None
+        self.memory._kicked_ms -= 1000
+
+    def age_stop(self, sandbox_id: str, node_id: str = "n1") -> None:
+        self.memory._stopping[node_id][sandbox_id] -= 30_000
+
+    def waiting(self, identity: Identity) -> int:
+        return len(self.memory._waiters(identity.digest))
+
+    def counted_for(self, user_id: str) -> set[str]:
+        return set(self.memory._users[user_id])
+
+    def counted_on(self, node_id: str) -> set[str]:
+        return set(self.memory._places[node_id])
 
     def expire_op(self, op_id: str) -> None:
         self.memory._ops.drop(op_id)
@@ -222,7 +299,8 @@ class RedisWorld(World):
         self.raw.delete(f"{self.prefix}lease:{node_id}")
 
     def expire_place(self, sandbox_id: str, node_id: str = "n1") -> None:
-        self.raw.zadd(f"{self.prefix}places:{node_id}", {sandbox_id: 1})
+        for key in [f"{self.prefix}places:{node_id}", *self.raw.keys(f"{self.prefix}user:*")]:
+            self.raw.zadd(key, {sandbox_id: 1}, xx=True)
 
     def expire_agent(self, sandbox_id: str, agent: str) -> None:
         self.raw.zadd(f"{self.prefix}agents:{sandbox_id}", {agent: 1})
@@ -235,6 +313,29 @@ class RedisWorld(World):
         for op_id, text in self.raw.hgetall(key).items():
             if not op_id.startswith("@"):
                 self.raw.hset(key, op_id, "1|" + text.split("|", 1)[1])
+        self.raw.hset(key, "@until", 1)
+
+    def end_pause(self, identity: Identity) -> None:
+        assert self.raw.hset(f"{self.prefix}failing:{identity.digest}", "retry_at", 1) == 0
+
+    def forget_failures(self, identity: Identity) -> None:
+        assert self.raw.delete(f"{self.prefix}failing:{identity.digest}") == 1
+
+    def age_kick(self) -> None:
+        self.raw.hincrby(f"{self.prefix}line", "kicked", -1000)
+
+    def age_stop(self, sandbox_id: str, node_id: str = "n1") -> None:
+        self.raw.zincrby(f"{self.prefix}stopping:{node_id}", -30_000, sandbox_id)
+
+    def waiting(self, identity: Identity) -> int:
+        now, waiters = self.store.now_ms(), self.raw.hgetall(f"{self.prefix}waiting:{identity.digest}")
+        return sum(1 for op, text in waiters.items() if op[0] != "@" and int(text.split("|")[0]) > now)
+
+    def counted_for(self, user_id: str) -> set[str]:
+        return set(self.raw.zrange(f"{self.prefix}user:{user_id}", 0, -1))
+
+    def counted_on(self, node_id: str) -> set[str]:
+        return set(self.raw.zrange(f"{self.prefix}places:{node_id}", 0, -1))
 
     def expire_op(self, op_id: str) -> None:
         self.raw.delete(f"{self.prefix}op:{op_id}")
@@ -265,3 +366,19 @@ class RedisWorld(World):
     def close(self) -> None:
         super().close()
         self.raw.close()
+
+
+def together(count: int, act: Callable[[int], Any]) -> list[Any]:
+    """Run ``act(i)`` in that many threads, started at one moment."""
+    barrier, results = threading.Barrier(count), [None] * count
+
+    def run(i: int) -> None:
+        barrier.wait()
+        results[i] = act(i)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return results

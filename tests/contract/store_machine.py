@@ -2,14 +2,14 @@
 
 Each rule does the same to a `MemoryStore` and to Redis and compares what they say; after each step both must
 show the same fleet, and the promises of the design must hold in it: a thread has one sandbox, places never
-exceed the replicas (but by what was adopted), nothing in use is reaped, an epoch never goes back, every operation is
-answered once.
+exceed the replicas (but by what was adopted or is a burst), a user is counted for the places taken and no more than
+allowed, whoever stands in line is waited for and has nothing, nobody overtakes the line, nothing in use is reaped, an
+epoch never goes back, every operation is answered once.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -26,14 +26,17 @@ from hypothesis.stateful import (
 from sandfleet.errors import SandfleetError
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState, SandboxState
-from sandfleet.store.base import Reserved, Route, Waiter
+from sandfleet.store.base import Push, Reserved, Route, Waiter
+from tests.contract.store_compared import Ticking, fleet, place, renamed, swept, told
 from tests.contract.store_fixtures import ERROR, LONG_S, SPEC, MemoryWorld, RedisWorld, World
 
 REPLICAS = 2
+BURST = 1
+USER = "u"
 EXPECT = ("live", "live", "live", "creating", "stopping")
-TROUBLE = ("lapse", "retire", "drain", "flush", "recovered", "cordoned", "draining", "stale")
+TROUBLE = ("lapse", "retire", "drain", "flush", "recovered", "cordoned", "draining", "stale", "impatience")
 NODES = ("n1", "n2")
-THREADS = tuple(Identity(f"thread-{i}") for i in range(3))
+THREADS = (Identity("thread-0"), *(Identity(f"thread-{i}", USER) for i in (1, 2, 3)))
 AGENTS = ("x", "y")
 
 nodes = st.sampled_from(NODES)
@@ -43,17 +46,6 @@ back = st.integers(0, 2)  # how far back in a thread's routes or the operations 
 
 _turn = itertools.count()
 Pair = tuple[Route, Route]
-
-
-class Ticking:
-    """A clock on which no two readings are equal, so that memory's epochs have Redis' resolution."""
-
-    def __init__(self) -> None:
-        self.last = 0
-
-    def __call__(self) -> int:
-        self.last = max(self.last + 1, int(time.time() * 1000))
-        return self.last
 
 
 class TwoStores(RuleBasedStateMachine):
@@ -73,6 +65,9 @@ class TwoStores(RuleBasedStateMachine):
         self.ops: list[tuple[str, Identity, Pair]] = []
         self.counter = itertools.count()
         self.overbooked: set[str] = set()
+        self.waiters: list[tuple[Identity, str]] = []
+        #: Threads that were parked while their old sandbox was out of reach; it may have come back since.
+        self.revenants: set[Identity] = set()
 
     def teardown(self) -> None:
         self.redis.flush()
@@ -111,7 +106,7 @@ class TwoStores(RuleBasedStateMachine):
         if new:
             self.incarnations[node] += 1
         name = self.incarnation(node)
-        answers = self.both(lambda w, _: w.announce(node, name, replicas=REPLICAS, again=again) > 0)
+        answers = self.both(lambda w, _: w.announce(node, name, replicas=REPLICAS, burst_limit=BURST, again=again) > 0)
         if new and answers[0] is not True:
             self.incarnations[node] -= 1
 
@@ -136,10 +131,16 @@ class TwoStores(RuleBasedStateMachine):
                 self.announce(name, new=False, again=limit > 1)
         elif trouble == "recovered":
             self.both(lambda w, _: w.end_recovery())
+        elif trouble == "impatience":
+            self.lose_patience(limit)
         elif trouble == "stale":
             self.both(lambda w, _: w.store.set_node_state(node, NodeState.GONE, incarnation="another"))
         elif trouble != "flush":
             self.both(lambda w, _: w.store.set_node_state(node, NodeState(trouble)))
+
+    def lose_patience(self, count: int) -> None:
+        for identity in [identity for identity, _ in self.waiters if self.memory.waiting(identity)][:count]:
+            self.both(lambda w, _, whose=identity: w.expire_waiters(whose))
 
     @rule(node=nodes, limit=st.integers(1, 3), restart=st.booleans())
     def recover(self, node: str, limit: int, restart: bool) -> None:
@@ -154,13 +155,14 @@ class TwoStores(RuleBasedStateMachine):
 
     @rule(node=nodes)
     def sweep(self, node: str) -> None:
-        self.both(lambda w, _: sorted(sid for sid, _ in w.store.sweep(node, self.incarnation(node))))
+        self.both(lambda w, _: sorted(swept(one) for one in w.store.sweep(node, self.incarnation(node))))
 
     # --- sandboxes ----------------------------------------------------------------------------
 
     @rule(identity=threads, agent=agents, client=st.sampled_from(["c1", "gone"]))
     def acquire(self, identity: Identity, agent: str, client: str) -> None:
         waiter = Waiter(f"a{next(self.counter)}", client, agent, LONG_S)
+        self.waiters.append((identity, waiter.op_id))
 
         def act(world: World, _: int) -> Any:
             acquired = world.store.acquire(identity, waiter, wait_s=LONG_S, push=None)
@@ -168,17 +170,60 @@ class TwoStores(RuleBasedStateMachine):
 
         self.both(act)
 
-    @rule(identity=threads, node=nodes)
-    def reserve(self, identity: Identity, node: str) -> None:
-        answers = self.both(lambda w, _: w.reserve(identity, node, self.incarnation(node)))
+    @rule(identity=threads, node=nodes, most=st.integers(0, 2), burst=st.booleans(), from_line=st.booleans())
+    def reserve(self, identity: Identity, node: str, most: int, burst: bool, from_line: bool) -> None:
+        line = [parked.digest for parked in self.memory.store.parked()]
+        options = {"max_per_user": most, "burst": burst, "from_line": from_line}
+        answers = self.both(lambda w, _: w.reserve(identity, node, self.incarnation(node), **options))
         first, second = answers
         assert isinstance(first, Reserved)
+        for world, refused in zip(self.worlds, answers, strict=True):
+            evict = refused.evict and world.store.sandbox(refused.evict)
+            assert not evict or (evict.state, evict.user_id) == (SandboxState.WARM, USER)
         if first.status == "reserved":
             self.routes[identity].append((first.route, second.route))
-            assert self.memory.places(node) <= REPLICAS
+            if burst and self.memory.places(node) > REPLICAS:
+                self.overbooked.add(node)
+            else:
+                assert identity.digest in line or not line, "it overtook those who stand in line"
+            assert self.memory.places(node) <= REPLICAS + BURST * burst
+            assert not most or identity.user_id is None or len(self.memory.counted_for(USER)) <= self.allowed(most)
             for side, reserved in enumerate(answers):
                 assert reserved.route.epoch > self.epochs.get((side, identity), 0)
                 self.epochs[side, identity] = reserved.route.epoch
+
+    def allowed(self, most: int) -> int:
+        """Expired reservations that nobody swept away yet do not count."""
+        infos = [self.memory.store.sandbox(sandbox_id) for sandbox_id in self.memory.counted_for(USER)]
+        now = self.memory.store.now_ms()
+        expired = [i for i in infos if i and self.memory.memory._place_until(i.node_id, i.sandbox_id) <= now]
+        return most + len(expired)
+
+    @rule(identity=threads)
+    def park(self, identity: Identity) -> None:
+        push = Push("scheduler", "serve")
+        old = self.memory.store.sandbox(identity.digest[:8])
+        answers = self.both(lambda w, _: w.store.park(identity, f"request {identity.thread_id}", push=push))
+        if answers[0] and old is not None:
+            self.revenants.add(identity)
+
+    @precondition(lambda self: self.waiters)
+    @rule(ago=back)
+    def withdraw(self, ago: int) -> None:
+        identity, op_id = self.waiters[-1 - ago % len(self.waiters)]
+        position = [parked.digest for parked in self.memory.store.parked()]
+        before = position.index(identity.digest) + 1 if identity.digest in position else 0
+        answers = self.both(lambda w, _: w.store.withdraw(identity, op_id))
+        assert answers[0] == before
+
+    @rule(node=nodes, most=st.integers(0, 2))
+    def serve(self, node: str, most: int) -> None:
+        """What a scheduler does, as far as the store goes: the first in line gets a place, or stays there."""
+        self.both(lambda w, _: w.store.serve_line())
+        line = self.memory.store.parked(limit=1)
+        for parked in line:
+            identity = next(identity for identity in THREADS if identity.digest == parked.digest)
+            self.reserve(identity, node, most, burst=False, from_line=True)
 
     @rule(identity=threads, ago=back)
     def created(self, identity: Identity, ago: int) -> None:
@@ -188,7 +233,7 @@ class TwoStores(RuleBasedStateMachine):
     @rule(identity=threads, node=nodes, agent=agents, count=st.integers(0, 2))
     def live_with_operations(self, identity: Identity, node: str, agent: str, count: int) -> None:
         """Most of what matters happens to a sandbox that somebody uses."""
-        self.reserve(identity, node)
+        self.reserve(identity, node, 0, burst=False, from_line=False)
         self.created(identity, 0)
         self.acquire(identity, agent, "c1")
         for _ in range(count):
@@ -308,7 +353,7 @@ class TwoStores(RuleBasedStateMachine):
 
     @invariant()
     def both_show_the_same_fleet(self) -> None:
-        self.both(lambda w, _: fleet(w))
+        self.both(lambda w, _: fleet(w, NODES, THREADS))
 
     @invariant()
     def a_thread_has_one_sandbox_and_places_are_kept(self) -> None:
@@ -325,6 +370,25 @@ class TwoStores(RuleBasedStateMachine):
                 assert node.places <= REPLICAS or node.node_id in self.overbooked
 
     @invariant()
+    def a_user_is_counted_for_the_places_taken(self) -> None:
+        for world in self.worlds:
+            taken = {sandbox_id for name in NODES for sandbox_id in world.counted_on(name)}
+            infos = [info for sandbox_id in taken if (info := world.store.sandbox(sandbox_id)) is not None]
+            assert len(infos) == len(taken)
+            assert world.counted_for(USER) == {info.sandbox_id for info in infos if info.user_id == USER}
+
+    @invariant()
+    def whoever_stands_in_line_waits_for_a_place(self) -> None:
+        for world in self.worlds:
+            line = [parked.digest for parked in world.store.parked()]
+            assert len(line) == len(set(line)) == world.store.line_length()
+            self.revenants = {identity for identity in self.revenants if identity.digest in line}
+            for identity in [identity for identity in THREADS if identity.digest in line]:
+                assert world.waiting(identity)
+                info = world.store.sandbox(identity.digest[:8])
+                assert info is None or info.state == SandboxState.LOST or identity in self.revenants
+
+    @invariant()
     def every_operation_is_answered_once(self) -> None:
         for world in self.worlds:
             answers = Counter(op_id for op_id, _ in world.replies())
@@ -332,29 +396,3 @@ class TwoStores(RuleBasedStateMachine):
                 view = world.store.op(op_id)
                 assert view is not None
                 assert answers[op_id] == (view.state in ("done", "closed")), (op_id, view)
-
-
-def told(answer: Any) -> Any:
-    """What of an answer must be equal: epochs and times are each store's own."""
-    if isinstance(answer, Reserved):
-        return answer.status, place(answer.route)
-    return answer
-
-
-def place(route: Route | None) -> Any:
-    return route and (route.sandbox_id, route.node_id, route.incarnation)
-
-
-def renamed(route: Route, incarnation: str) -> Route:
-    return Route(route.sandbox_id, route.node_id, incarnation, route.epoch)
-
-
-def fleet(world: World) -> Any:
-    store = world.store
-    return {
-        "nodes": [(n.node_id, n.incarnation, n.state, n.alive, n.places, n.warm, n.inflight) for n in store.nodes()],
-        "sandboxes": [(i.sandbox_id, i.state, i.node_id, i.incarnation, i.agents, i.ops) for i in store.sandboxes()],
-        "ops": sorted((op.op_id, op.state) for op in store.ops()),
-        "homes": [store.thread_home(identity) for identity in THREADS],
-        "replies": sorted((op_id, "ok" if "ok" in p else p["error"]["code"]) for op_id, p in world.replies()),
-    }

@@ -228,6 +228,32 @@ def test_mounts_are_seen_and_kept_read_only(world: World, plan: SandboxPlan, tmp
     assert world.backend.running() == []
 
 
+def test_writing_on_a_read_only_mount_is_told_as_that_whoever_owns_the_files(
+    world: World, plan: SandboxPlan, tmp_path: Path
+) -> None:
+    skills, data = tmp_path / "skills", tmp_path / "data"
+    for directory in (skills, skills / "d", data):
+        directory.mkdir()
+    (skills / "f").write_text("skill")
+    data.chmod(0o777)
+    mounts = ((skills, "/mnt/skills", True), (data, "/mnt/data", False), (skills / "d", "/mnt/acp-workspace", True))
+    connection = world.backend.create(replace(plan, mounts=mounts))
+    for kind, args in (
+        ("write_file", {"path": "/mnt/skills/f"}),
+        ("write_file", {"path": "/mnt/skills/f", "append": True}),
+        ("write_file", {"path": "/mnt/skills/new"}),
+        ("write_file", {"path": "/mnt/acp-workspace/new"}),
+        ("str_replace", {"path": "/mnt/skills/f", "old": "s", "new": "x"}),
+        ("make_dir", {"path": "/mnt/skills/e"}),
+        ("remove", {"path": "/mnt/skills/f"}),
+        ("move", {"path": "/mnt/skills/f", "new_path": "/mnt/skills/g"}),
+    ):
+        assert world.code(connection, kind, b"x", **args) == "read_only", (kind, args)
+    world.value(connection, "write_file", b"new", path="/mnt/data/g")
+    assert (data / "g").read_bytes() == b"new"
+    assert world.read(connection, "/mnt/skills/f") == b"skill"
+
+
 def test_a_directory_everyone_can_reach_needs_no_staging(plan: SandboxPlan, world: World) -> None:
     """Below pytest's private directories sandboxes are staged; this one starts as on a production node."""
     with tempfile.TemporaryDirectory() as root:

@@ -11,6 +11,14 @@ def stop(world: World, route: Route, *, force: bool = False, owner: str | None =
     return world.store.begin_stop(route.sandbox_id, owner=owner, force=force, reason="test").status
 
 
+def warm_since(world: World, route: Route) -> int:
+    (swept,) = world.store.sweep("n1", "i1")
+    assert swept.sandbox_id == route.sandbox_id
+    assert swept.warm_since_ms is not None
+    assert not swept.busy
+    return swept.warm_since_ms
+
+
 def test_a_sandbox_is_warm_when_its_last_agent_left(world: World) -> None:
     world.announce()
     route = world.live(agent="one")
@@ -149,7 +157,7 @@ def test_the_reaper_takes_only_what_was_warm_long_enough(world: World) -> None:
     assert reap(now + 60_000) == "busy"
     world.store.release(route.sandbox_id, ALICE.digest, "one")
     assert reap(now - 60_000) == "busy"
-    ((_, since),) = world.store.sweep("n1", "i1")
+    since = warm_since(world, route)
     assert reap(since - 1) == "busy"
     assert reap(since) == "recorded"
 
@@ -216,13 +224,13 @@ def test_a_sweep_makes_warm_what_everybody_left_without_a_word(world: World) -> 
     route = world.live(agent="crashed")
     world.record(route)
     world.expire_agent(route.sandbox_id, "crashed")
-    assert world.store.sweep("n1", "i1") == []
+    (held,) = world.store.sweep("n1", "i1")
+    assert (held.warm_since_ms, held.busy) == (None, True)
     world.expire_busy(route.sandbox_id, "o1")
-    ((sandbox_id, since),) = world.store.sweep("n1", "i1")
-    assert sandbox_id == route.sandbox_id
+    since = warm_since(world, route)
     assert abs(since - world.store.now_ms()) < 5000
     assert world.state(route) == "warm"
-    assert world.store.sweep("n1", "i1") == [(sandbox_id, since)], "warm since then, not since the last sweep"
+    assert warm_since(world, route) == since, "warm since then, not since the last sweep"
 
 
 def test_a_sweep_removes_a_creation_that_took_too_long_and_tells_those_who_wait(world: World) -> None:
@@ -255,13 +263,21 @@ def test_another_incarnation_sweeps_nothing(world: World) -> None:
     assert world.state(route) == "creating"
 
 
-def test_warm_sandboxes_are_listed_oldest_first(world: World) -> None:
-    world.announce()
-    first = world.live(ALICE, agent="")
-    second = world.live(BOB, agent="")
+def test_a_sweep_tells_how_every_living_sandbox_is_used_the_longest_unused_first(world: World) -> None:
+    world.announce(replicas=5)
+    routes = [world.live(ALICE, agent=""), world.live(BOB, agent=""), world.live(Identity("carol"))]
+    world.reserved(Identity("created"))
+    world.record(routes[2], identity=Identity("carol"))
+    stopping = world.live(Identity("ends"), agent="")
+    stop(world, stopping)
     swept = world.store.sweep("n1", "i1")
-    assert [since for _, since in swept] == sorted(since for _, since in swept)
-    assert {sandbox_id for sandbox_id, _ in swept} == {first.sandbox_id, second.sandbox_id}
+    assert {one.sandbox_id for one in swept} == {route.sandbox_id for route in routes}
+    unused = [one.used_ms if one.warm_since_ms is None else one.warm_since_ms for one in swept]
+    assert unused == sorted(unused)
+    told = {one.sandbox_id: (one.warm_since_ms is None, one.busy) for one in swept}
+    assert [told[route.sandbox_id] for route in routes] == [(False, False), (False, False), (True, True)]
+    now = world.store.now_ms()
+    assert all(now - 60_000 < one.created_ms <= one.used_ms <= now for one in swept)
 
 
 def test_a_sandbox_tells_its_story(world: World) -> None:

@@ -15,7 +15,10 @@ from tests.contract.store_machine import AGENTS, EXPECT, NODES, THREADS, TROUBLE
 
 LIVES = {
     "live_with_operations": (8, lambda dice: (*who(dice), dice.choice(AGENTS), dice.randint(0, 2))),
-    "reserve": (3, lambda dice: who(dice)),
+    "reserve": (4, lambda dice: (*who(dice), dice.randint(0, 2), dice.random() < 0.3, dice.random() < 0.3)),
+    "park": (6, lambda dice: (dice.choice(THREADS),)),
+    "withdraw": (2, lambda dice: (dice.randint(0, 5),)),
+    "serve": (4, lambda dice: (dice.choice(NODES), dice.choice([0, 0, 1, 2]))),
     "acquire": (5, lambda dice: (dice.choice(THREADS), dice.choice(AGENTS), dice.choice(["c1", "gone"]))),
     "created": (3, lambda dice: (dice.choice(THREADS), dice.randint(0, 1))),
     "create_failed": (1, lambda dice: (dice.choice(THREADS), dice.randint(0, 1))),
@@ -56,12 +59,16 @@ def test_long_lives_keep_every_promise(fresh_redis_url: str, seed: int) -> None:
             name = dice.choices(names, weights)[0]
             if name in ("claim", "finish", "cancel", "record_again") and not machine.ops:
                 continue
+            if name == "withdraw" and not machine.waiters:
+                continue
             arguments = LIVES[name][1](dice)
             story.append((name, arguments))
             getattr(machine, name)(*arguments)
             machine.both_show_the_same_fleet()
             machine.a_thread_has_one_sandbox_and_places_are_kept()
             machine.every_operation_is_answered_once()
+            machine.a_user_is_counted_for_the_places_taken()
+            machine.whoever_stands_in_line_waits_for_a_place()
     except BaseException:
         print(f"seed {seed}", *story, sep="\n")
         raise

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -18,24 +15,8 @@ from sandfleet.errors import ByteBudgetExceeded, ConfigError, StoreUnavailable
 from sandfleet.ids import Identity
 from sandfleet.store.redis import RedisStore
 from sandfleet.store.scripts import load, names
-from tests.contract.store_fixtures import ALICE, ERROR, RedisWorld
+from tests.contract.store_fixtures import ALICE, ERROR, RedisWorld, together
 from tests.services import RedisServer
-
-
-def together(count: int, act: Callable[[int], Any]) -> list[Any]:
-    """Run ``act(i)`` in that many threads, started at one moment."""
-    barrier, results = threading.Barrier(count), [None] * count
-
-    def run(i: int) -> None:
-        barrier.wait()
-        results[i] = act(i)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return results
 
 
 def test_twenty_reservations_of_one_thread_take_one_place(redis_world: RedisWorld) -> None:
@@ -169,16 +150,6 @@ def test_a_forked_child_uses_connections_of_its_own(redis_world: RedisWorld) -> 
     assert len(world.store.ops(limit=1000)) == 400
 
 
-@pytest.fixture
-def full(private_redis: RedisServer) -> Iterator[RedisWorld]:
-    """A world whose server has no memory left for anything new."""
-    world = RedisWorld(private_redis.url)
-    world.announce()
-    yield world
-    world.raw.config_set("maxmemory", 0)
-    world.close()
-
-
 def test_a_full_redis_takes_nothing_new_but_lets_the_old_end(full: RedisWorld) -> None:
     route = full.live()
     full.listen()
@@ -268,14 +239,24 @@ def test_every_key_ends_by_itself_after_a_full_life(redis_world: RedisWorld) -> 
     world.store.lock("l", "me", ttl_s=60)
     world.store.release(route.sandbox_id, ALICE.digest, "agent-1")
     world.live(Identity("warm"), agent="")
+    for _ in range(2):
+        world.store.create_failed(world.reserved(Identity("fails")), {**ERROR, "code": "start_failed"})
+    world.reserved(Identity("of", "user"))
+    stopping = world.live(Identity("stops"), agent="")
+    world.store.begin_stop(stopping.sandbox_id, owner=None, force=False, reason="x")
+    world.park(Identity("parked", "u"))
+    assert world.acquire(Identity("parked", "u"), op_id="again").status == "parked"
     assert_all_end(world)
     kinds = {re.sub(r"^test:(\w+).*", r"\1", key) for key in world.key_names()}
     assert kinds >= {"blob", "blobs", "bytes", "busy", "fleet", "id", "inflight", "lease", "lock", "node", "nodes"}
     assert kinds >= {"answer", "op", "places", "reply", "sandbox", "sandboxes", "story", "thread", "waiting", "warm"}
+    assert kinds >= {"failing", "line", "parked", "stopping", "turns", "user"}
 
     world.store.begin_stop(route.sandbox_id, owner=None, force=True, reason="x")
     world.store.finish("left", route, outcome="ok", reply="{}")
     world.store.stopped(route)
+    world.store.withdraw(Identity("parked", "u"), "a-parked")
+    world.store.withdraw(Identity("parked", "u"), "again")
     world.store.blob_drop("b")
     world.store.close_replies("c1")
     for node in ("n1", "n2"):
@@ -283,6 +264,7 @@ def test_every_key_ends_by_itself_after_a_full_life(redis_world: RedisWorld) -> 
         world.store.close_incarnation(node, None, reason="retired")
     assert_all_end(world)
     left = {re.sub(r"^test:(\w+).*", r"\1", key) for key in world.key_names()}
+    assert left.isdisjoint({"parked", "turns", "user", "stopping"})
     assert left.isdisjoint({"agents", "busy", "places", "warm", "inflight", "blob", "blobs", "bytes", "reply", "lease"})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -19,12 +20,14 @@ import pytest
 
 from sandfleet import CommandResult, SandboxProvider
 from sandfleet.cli import main
+from sandfleet.errors import InvalidArgument
 from sandfleet.stack import Stack
 from tests.services import require, wait_until
 
 Run = Callable[..., tuple[int, str, str]]
 Ask = Callable[..., dict[str, Any]]
 
+SANDFLEET = (sys.executable, "-c", "import sys; from sandfleet.cli import main; sys.exit(main())")
 _NOBODY = "redis://127.0.0.1:1/0"
 
 
@@ -112,6 +115,115 @@ def test_exec_as_json_is_one_document(run: Run) -> None:
     assert (told["stdout"], told["exit_code"], told["exit_status"], told["user_id"]) == ("out\n", 3, 3, "u1")
 
 
+def test_exec_passes_bytes_through_in_both_directions(fleet: Stack) -> None:
+    data = bytes(range(256)) * 40
+    done = subprocess.run(
+        [
+            *SANDFLEET,
+            "--redis-url",
+            fleet.settings.redis_url,
+            "exec",
+            "-t",
+            "bytes",
+            "--",
+            "cat; head -c 3 >&2 /dev/zero",
+        ],
+        input=data,
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, data, b"\0\0\0")
+
+
+def test_exec_reads_a_terminal_when_told_to(fleet: Stack) -> None:
+    ours, terminal = pty.openpty()
+    words = [*SANDFLEET, "--redis-url", fleet.settings.redis_url, "exec", "-i", "-t", "alice", "--", "wc -w"]
+    with subprocess.Popen(words, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        os.close(terminal)
+        os.write(ours, b"three words typed\n\x04")
+        try:
+            out, err = child.communicate(timeout=30)
+        finally:
+            child.kill()
+    os.close(ours)
+    assert (child.returncode, out.strip(), err) == (0, "3", "")
+
+
+def test_output_that_is_not_text_is_given_whole_to_who_asks_for_it(provider: SandboxProvider) -> None:
+    sandbox = provider.get(provider.acquire("not-text"))
+    assert sandbox is not None
+    command = "printf 'a\\377\\000'"
+    assert sandbox.run(command).stdout == "a\ufffd\0"
+    lossless = sandbox.run(command, errors="surrogateescape")
+    assert lossless.stdout.encode("utf-8", "surrogateescape") == b"a\xff\0"
+    with pytest.raises(InvalidArgument, match="surrogateescape"):
+        sandbox.run(command, errors="strict")
+
+
+def test_exec_in_a_session_goes_on_where_the_last_one_stopped(run: Run) -> None:
+    assert run("exec", "-t", "alice", "--session", "s", "--", "cd /tmp && export MODE=debug")[0] == 0
+    assert run("exec", "-t", "alice", "--session", "s", "--", "pwd; echo $MODE")[1] == "/tmp\ndebug\n"
+    assert run("exec", "-t", "alice", "--", "pwd")[1] == "/mnt/user-data/workspace\n"
+
+
+def test_exec_tells_a_command_its_variables_and_nobody_else(
+    run: Run, fleet: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = os.urandom(8).hex()
+    (tmp_path / "job.env").write_text(f"FROM_FILE={secret}\n")
+    monkeypatch.setenv("FROM_HERE", secret)
+    code, out, err = run(
+        "exec", "-t", "alice", "--env-file", str(tmp_path / "job.env"), "--env", "FROM_HERE", "--", "env | grep ^FROM_"
+    )
+    assert (code, sorted(out.splitlines()), err) == (0, [f"FROM_FILE={secret}", f"FROM_HERE={secret}"], "")
+    logs = "".join(path.read_text() for path in fleet.log_dir.glob("*.log"))
+    assert secret not in logs
+    for info in fleet.store.sandboxes(thread_id="alice"):
+        assert secret not in json.dumps(fleet.store.story(info.sandbox_id))
+
+
+def test_exec_says_when_output_was_dropped(run: Run) -> None:
+    code, out, err = run("exec", "-t", "alice", "--max-output", "1k", "--", "head -c 5000 /dev/zero | tr '\\0' x")
+    assert code == 0
+    assert "bytes discarded" in out
+    assert "not complete" in err
+    assert len(run("exec", "-t", "alice", "--", "head -c 3000000 /dev/zero | tr '\\0' x")[1]) == 3_000_000
+
+
+def test_ctrl_c_cancels_the_command_and_exits_with_130(fleet: Stack) -> None:
+    command = [*SANDFLEET, "--redis-url", fleet.settings.redis_url, "exec", "-t", "ctrl-c", "--", "sleep 47"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            running = wait_until(lambda: [op for op in fleet.store.ops() if "sleep 47" in op.describe], 20)
+            wait_until(lambda: _state(fleet, running[0].op_id) == "claimed", 10)
+            child.send_signal(signal.SIGINT)
+            _, err = child.communicate(timeout=20)
+        finally:
+            child.kill()
+    assert (child.returncode, err.strip()) == (130, "cancelling …")
+    assert _state(fleet, running[0].op_id) == "done"
+
+
+def _state(fleet: Stack, op_id: str) -> str:
+    view = fleet.store.op(op_id)
+    return view.state if view is not None else "gone"
+
+
+def test_long_output_arrives_whole_and_a_reader_that_has_enough_is_no_failure_to_tell(fleet: Stack) -> None:
+    words = [*SANDFLEET, "--redis-url", fleet.settings.redis_url, "exec", "-t", "alice", "--", "seq 1000000"]
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}  # a single write takes only what fits into the pipe then
+    whole = subprocess.run(words, capture_output=True, env=env, timeout=30, check=True)
+    assert whole.stdout.endswith(b"\n1000000\n")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.readline() == b"1\n"
+        child.stdout.close()
+        assert child.wait(20) == 141
+        assert child.stderr.read() == b""
+
+
 # --- looking -----------------------------------------------------------------------------------
 
 
@@ -172,12 +284,21 @@ def test_release_says_who_is_still_in_it_and_destroy_ends_it(
     assert not data.exists()
 
 
-def test_a_cordoned_node_is_shown_and_opened_again(run: Run, ask: Ask) -> None:
+def test_a_cordoned_node_is_shown_with_its_reason_and_opened_again(run: Run, ask: Ask) -> None:
+    assert run("cordon", "node-1", "--reason", "new disk")[0] == 0
+    node = next(node for node in ask("nodes")["nodes"] if node["node_id"] == "node-1")
+    assert (node["state"], node["reason"]) == ("cordoned", "new disk")
+    shown = run("nodes")[1].splitlines()
+    assert shown[0].endswith("REASON")
+    assert shown[1].endswith("new disk")
+    assert ask("uncordon", "node-1")["state"] == "ready"
+    assert "REASON" not in run("nodes")[1]
     assert run("cordon", "node-1")[0] == 0
-    assert {node["node_id"]: node["state"] for node in ask("nodes")["nodes"]}["node-1"] == "cordoned"
     assert ask("cordon", "node-1", "--undo")["state"] == "ready"
+    assert run("uncordon", "nobody")[0] == 2
 
 
+@pytest.mark.slow  # it gives what runs its drain_timeout_s
 def test_drain_waits_until_the_node_left_and_tells_what_was_answered(
     ask: Ask, run: Run, fleet: Stack, runaway: tuple[str, str, Any]
 ) -> None:
@@ -225,6 +346,29 @@ def test_without_redis_every_command_says_how_to_start_a_fleet(capsys: pytest.Ca
     assert "sandfleet up" in capsys.readouterr().out
 
 
+# --- completion --------------------------------------------------------------------------------
+
+
+def test_bash_completes_the_threads_of_the_fleet(run: Run, fleet: Stack, tmp_path: Path) -> None:
+    assert run("exec", "-t", "completed-to", "--", "true")[0] == 0
+    program = tmp_path / "sandfleet"
+    program.write_text(f"#!{sys.executable}\nimport sys\nfrom sandfleet.cli import main\nsys.exit(main())\n")
+    program.chmod(0o755)
+    typed = "sandfleet exec --thread completed-"
+    script = (
+        'eval "$(sandfleet completion bash)"; complete -p sandfleet >/dev/null && '
+        f"COMP_WORDS=({typed}) && COMP_CWORD=3 && _sandfleet_completion sandfleet; echo ${{COMPREPLY[@]}}"
+    )
+    env = {
+        **os.environ,
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "SANDFLEET_REDIS_URL": fleet.settings.redis_url,
+    }
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.stdout, done.stderr) == ("completed-to\n", "")
+
+
 # --- up ----------------------------------------------------------------------------------------
 
 
@@ -243,15 +387,17 @@ def test_up_is_found_by_other_commands_and_leaves_nothing_when_told_to_end(
     for name in ("REDIS_URL", "SANDFLEET_REDIS_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SANDFLEET_RUN_ROOT", str(run_root))
-    command = [sys.executable, "-c", "import sys; from sandfleet.cli import main; sys.exit(main())"]
     options = ["up", "--json", "--backend", "mock", "--data-root", str(run_root / "data")]
-    up = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    up = subprocess.Popen([*SANDFLEET, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert up.stdout is not None
         facts = json.loads("".join(iter(up.stdout.readline, "}\n")) + "}")
         assert facts["nodes"] == ["node-1"]
         assert main(["nodes", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["nodes"][0]["alive"] is True
+        # `gc` finds the data root of the running fleet too.
+        assert main(["gc", "--json", "--thread-data", "--older-than", "0"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"found": [], "removed": 0}
         assert main(["up"]) == 2
         assert str(up.pid) in capsys.readouterr().err
         children = psutil.Process(up.pid).children(recursive=True)

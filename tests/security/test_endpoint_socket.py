@@ -19,7 +19,7 @@ import pytest
 
 from sandfleet.backends import Completion, Liveness, Operation
 from sandfleet.errors import InternalError, NotStarted, OutcomeUnknown, SandboxLost
-from sandfleet_workers import endpoint_ops
+from sandfleet_workers import endpoint_files, endpoint_ops
 from sandfleet_workers.endpoint import EndpointConnection
 from sandfleet_workers.endpoint_socket import UnixEndpoint
 from sandfleet_workers.waiter import Waiter
@@ -281,6 +281,7 @@ def test_a_server_that_never_proves_itself_holds_nothing(sandbox: Sandbox) -> No
 
 def test_a_server_that_never_answers_ends_in_doubt(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_ops, "_GUARD_EXTRA_S", 0.1)
+    monkeypatch.setattr(endpoint_files, "_GUARD_EXTRA_S", 0.1)
     sandbox.serve(lambda _sock, _head: None)
     op = Operation("op", "execute_command", {"command": "true", "timeout_s": 0.1})
     assert isinstance(sandbox.ask(op, guard_tick_s=0.05).error, OutcomeUnknown)

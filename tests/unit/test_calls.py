@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 
 from sandfleet import calls
 from sandfleet.client import Answer
-from sandfleet.errors import InternalError, InvalidArgument, PathNotFound
-from sandfleet.model import CommandResult, GrepMatch, Timings
+from sandfleet.errors import FileTooLarge, InternalError, InvalidArgument, PathNotFound
+from sandfleet.model import CommandResult, GrepMatch, SandboxMetrics, TextRead, Timings
 from sandfleet.ops import parse_args
 
 OK = CommandResult(stdout="", stderr="", exit_code=0, duration_s=0.5)
@@ -68,6 +69,9 @@ def test_every_call_passes_its_own_validation() -> None:
         calls.execute("ls", **run),
         calls.execute(["ls"], **{**run, "env": {"A": "b"}, "timeout_s": 5, "stdin": "x", "cwd": "/tmp"}),
         calls.read("/a", 1, 2),
+        calls.read_file("/a"),
+        calls.read_file("/a", 1, 2),
+        calls.read_text("/a", None, 2, 100),
         calls.write("/a", "x", True),
         calls.write("/a", b"x", if_digest=""),
         calls.replace_text("/a", "x", "y", True),
@@ -98,6 +102,43 @@ def test_text_is_sent_as_utf8_and_lone_surrogates_do_not_raise() -> None:
 def test_bytes_that_are_no_text_read_with_replacement() -> None:
     assert calls.text_of(answer({}, b"a\xffb")) == "a\ufffdb"
     assert calls.text_of(answer({}, None)) == ""
+
+
+@pytest.mark.parametrize(
+    ("mark", "encoding"),
+    [
+        (codecs.BOM_UTF8, "utf-8"),
+        (codecs.BOM_UTF16_LE, "utf-16-le"),
+        (codecs.BOM_UTF16_BE, "utf-16-be"),
+        (codecs.BOM_UTF32_LE, "utf-32-le"),
+        (codecs.BOM_UTF32_BE, "utf-32-be"),
+    ],
+)
+def test_a_byte_order_mark_says_how_to_read_and_is_left_out(mark: bytes, encoding: str) -> None:
+    assert calls.text_of(answer({}, mark + "grün\r\n".encode(encoding))) == "grün\r\n"
+
+
+def test_a_range_that_did_not_fit_is_no_text() -> None:
+    with pytest.raises(FileTooLarge):
+        calls.text_of(answer({"truncated": True, "encoding": "utf-8"}, b"part"), "/a")
+
+
+READ = {"start_line": 1, "end_line": 1, "total_lines": 3, "total_chars": 9, "truncated": True, "cut_line": False,
+        "encoding": "utf-16-le", "size_bytes": 20, "digest": "d"}  # fmt: skip
+
+
+def test_a_text_read_says_what_is_left() -> None:
+    read = calls.text_read(answer(READ, "zwölf\n".encode()))
+    assert read == TextRead("zwölf\n", 1, 1, 3, 9, True, False, "utf-16-le", 20, "d")
+    (batched,) = calls.batch_results(
+        answer({"results": [{"ok": READ, "content_b64": base64.b64encode("zwölf\n".encode()).decode()}]})
+    )
+    assert batched == read
+
+
+def test_metrics_that_nobody_knows_are_none() -> None:
+    found = calls.metrics(answer({"pids": 3, "something_newer": 1}))
+    assert found == SandboxMetrics(pids=3)
 
 
 ENTRY = {"path": "/a/b", "name": "b", "type": "dir", "size": 1, "mode": 0o755, "modified_at": 1.0}

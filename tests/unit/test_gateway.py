@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,10 @@ from sandfleet.store.memory import MemoryStore
 from sandfleet.wire import OpMessage, decode_content
 from sandfleet_scheduler.gateway import Gateway
 from sandfleet_scheduler.results import PLAIN_CALLERS
+from sandfleet_scheduler.rounds import Rounds
 from sandfleet_scheduler.service import Scheduler
+from sandfleet_scheduler.serving import LineServer
+from tests.services import wait_until
 
 ALICE = Identity("alice", "u")
 WHOSE = {"thread_id": "alice", "user_id": "u"}
@@ -44,7 +48,8 @@ class World:
         settings = Settings.load({}, backend="mock", acquire_timeout_s=1.0, concurrency=2)
         self.store = MemoryStore()
         self.client = Client(settings, self.store)
-        self.gateway = Gateway(settings, Scheduler(self.client))
+        self.scheduler = Scheduler(self.client)
+        self.gateway = Gateway(settings, self.scheduler)
         self.store.announce(NodeRecord("n1", "i1", 4, "d", ("mock",)), lease_s=600)
         reserved = self.store.reserve(
             ALICE, SandboxSpec("mock"), node_id="n1", incarnation="i1", data_id="d", expires_s=60
@@ -59,9 +64,14 @@ class World:
             request=request,
             app=None,
             signature=lambda **options: SimpleNamespace(**options),
-            retry=lambda countdown, throw, headers: WentRound(headers),
+            retry=lambda countdown, throw, headers, queue: WentRound(headers),
         )
         return self.gateway.forward(task, kind, args, kwargs)
+
+    def route_of(self, thread_id: str) -> Route:
+        route = self.store.route(Identity(thread_id).digest[:8])
+        assert route is not None
+        return route
 
     def state(self) -> tuple[SandboxState, int, int]:
         info = self.store.sandbox(self.route.sandbox_id)
@@ -209,7 +219,7 @@ def test_a_call_that_would_hold_one_thread_too_many_goes_round_and_keeps_its_hea
     with pytest.raises(WentRound) as round_one:
         crowded.forward("noop", thread_id="new", headers={"theirs": 1})
     [headers] = round_one.value.args
-    assert headers.pop("theirs") == 1
+    assert headers["theirs"] == 1
     with pytest.raises(WentRound) as round_two:
         crowded.forward("noop", thread_id="new", headers=headers)
     assert round_two.value.args == (headers,)
@@ -231,6 +241,75 @@ def test_a_call_whose_sandbox_lives_does_not_stand_in_line(crowded: World) -> No
     assert crowded.forward("noop", sandbox_id=crowded.route.sandbox_id, task_id="task-2")
 
 
+# --- calls whose thread stands in line -------------------------------------------------------------------
+
+
+@pytest.fixture
+def full(world: World) -> World:
+    """Every place is taken by somebody who stays."""
+    world.store.renew_agents("somebody", {world.route.sandbox_id: ALICE.digest}, ttl_s=600)
+    for number in range(3):
+        other = Identity(f"other-{number}")
+        reserved = world.store.reserve(
+            other, SandboxSpec("mock"), node_id="n1", incarnation="i1", data_id="d", expires_s=600
+        )
+        assert reserved.status == "reserved"
+    return world
+
+
+def went_round(world: World, headers: Any = None, **kwargs: Any) -> dict[str, Any]:
+    with pytest.raises(WentRound) as told:
+        world.forward("noop", thread_id="new", headers=headers, **kwargs)
+    [headers] = told.value.args
+    return dict(headers)
+
+
+def test_a_call_whose_thread_stands_in_line_goes_round_and_keeps_its_turn(full: World) -> None:
+    headers = went_round(full)
+    before = full.store.parked()
+    assert [entry.digest for entry in before] == [Identity("new").digest]
+    assert went_round(full, headers) == headers
+    assert full.store.parked() == before
+    full.forward("noop", **WHOSE, task_id="task-2")  # the gateway has threads for others meanwhile
+
+
+def test_more_calls_than_threads_may_stand_in_line(full: World) -> None:
+    for number in range(5):
+        with pytest.raises(WentRound):
+            full.forward("noop", thread_id=f"new-{number}", task_id=f"task-{number}")
+    assert full.store.line_length() == 5
+
+
+def test_the_sandbox_that_was_granted_while_the_call_went_round_is_its_own(full: World) -> None:
+    headers = went_round(full)
+    full.store.create_failed(full.route_of("other-0"), {"code": "x", "message": "", "facts": {}})
+    LineServer(full.scheduler).serve()
+    route = full.route_of("new")
+    assert full.store.created(route)
+    granted = full.store.sandbox(route.sandbox_id)
+    assert granted is not None
+    assert (granted.state, granted.agents) == (SandboxState.LIVE, 1), "nothing evicts it before the call is back"
+    full.forward("noop", thread_id="new", headers=headers)
+    recorded = full.store.sandbox(route.sandbox_id)
+    assert recorded is not None
+    assert (recorded.agents, recorded.ops) == (0, 1)
+
+
+def test_a_call_that_stood_in_line_for_as_long_as_it_may_leaves_it(full: World) -> None:
+    headers = went_round(full)
+    headers["sandfleet_since_ms"] -= 10_000
+    with pytest.raises(NoCapacity, match="number 1 in line"):
+        full.forward("noop", thread_id="new", queue_timeout_s=9.0, headers=headers)
+    assert full.store.line_length() == 0
+
+
+def test_another_delivery_of_a_call_in_line_waits_as_somebody_else(full: World) -> None:
+    headers, second = went_round(full), went_round(full)
+    assert headers["sandfleet_waiter"] != second["sandfleet_waiter"]
+    full.store.withdraw(Identity("new"), second["sandfleet_waiter"])
+    assert full.store.line_length() == 1
+
+
 def test_whoever_waited_gives_the_thread_back(world: World) -> None:
     world.store.set_node_state("n1", NodeState.CORDONED)
     for task_id in ("a", "b", "c"):
@@ -240,3 +319,32 @@ def test_whoever_waited_gives_the_thread_back(world: World) -> None:
 
 def test_plain_callers_are_sent_errors_only() -> None:
     assert wants_errors_only(PLAIN_CALLERS)
+
+
+def test_those_who_go_round_rest_but_not_while_one_of_them_was_answered(full: World) -> None:
+    reader = full.client.reader()
+    rounds = Rounds(full.client.reader, pause_s=30.0)
+    resting = threading.Thread(target=rounds.rest, args=("w1",), daemon=True)
+    resting.start()
+    wait_until(lambda: "w1" in reader._pending, 5)
+    reader._deliver("w1", "{}")
+    resting.join(5)
+    assert not resting.is_alive(), "the answer wakes it"
+    rounds.rest("w2")  # w1 is still somewhere in the queue: at once
+    rounds.over("w1")
+    resting = threading.Thread(target=rounds.rest, args=("w2",), daemon=True)
+    resting.start()
+    resting.join(0.2)
+    assert resting.is_alive(), "nobody is on the way to a sandbox"
+    reader._deliver("w2", "{}")
+    resting.join(5)
+    assert not resting.is_alive()
+
+
+def test_a_waiter_that_is_over_is_not_listened_for_any_more(full: World) -> None:
+    rounds = Rounds(full.client.reader, pause_s=0.001)
+    rounds.rest("w1")
+    rounds.rest("w1")
+    assert len(full.client.reader()._pending["w1"]) == 1
+    rounds.over("w1")
+    assert "w1" not in full.client.reader()._pending

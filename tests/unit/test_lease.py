@@ -55,6 +55,7 @@ class World:
             on_tick=lambda now_ms: self.told.append("tick"),
             on_lost=self.lost.append,
             on_forgotten=lambda: self.told.append("forgotten"),
+            load=lambda: {"answers": len(self.told)},
         )
 
     def rounds(self, count: int = 1, between: Any = None) -> None:
@@ -82,6 +83,16 @@ def test_a_node_that_announced_itself_holds_its_lease_for_one_lease(world: World
     assert world.lease.holds()
     world.clock.advance(0.2)
     assert not world.lease.holds()
+
+
+def test_each_renewal_tells_the_load_and_how_long_ago_it_was(world: World) -> None:
+    world.rounds(1)
+    assert [dict(node.load) for node in world.store.nodes()] == [{"answers": 0}]
+    world.rounds(1)
+    assert [dict(node.load) for node in world.store.nodes()] == [{"answers": 1}]
+    assert world.lease.age_s() == 0
+    world.clock.advance(4.0)
+    assert world.lease.age_s() == pytest.approx(4.0)
 
 
 def test_before_it_announces_itself_a_node_holds_nothing(world: World) -> None:

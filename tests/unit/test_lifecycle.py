@@ -17,9 +17,9 @@ import pytest
 
 from sandfleet.backends import Completion
 from sandfleet.config import Settings
-from sandfleet.errors import LeaseLost, SandfleetError, StoreUnavailable
+from sandfleet.errors import LeaseLost, NotStarted, SandfleetError, StartFailed, StoreUnavailable
 from sandfleet.ids import Identity
-from sandfleet.model import SandboxSpec
+from sandfleet.model import NodeState, SandboxSpec
 from sandfleet.store.base import NodeRecord, OpRecord, Route, Waiter
 from sandfleet.store.memory import MemoryStore
 from sandfleet.testing import ManualClock
@@ -357,6 +357,111 @@ def test_an_idle_sandbox_is_ended_and_its_place_is_free(world: World) -> None:
     assert world.work() == 1
     assert world.state(route) is None
     assert world.backend.running() == []
+
+
+def used_again(world: World, route: Route) -> None:
+    world.record(route, f"use-{world.store.now_ms()}", "noop")
+    op_id = f"use-{world.store.now_ms()}"
+    world.store.claim(op_id, route)
+    world.store.finish(op_id, route, outcome="ok", reply="{}")
+
+
+def test_a_held_sandbox_that_nobody_uses_is_ended_and_one_in_use_is_not(world: World) -> None:
+    world.node.settings = world.node.settings.model_copy(update={"active_idle_timeout_s": 100.0})
+    route = world.live()
+    world.tick(90)
+    used_again(world, route)
+    world.tick(90)
+    assert world.work() == 0
+    world.record(route, "runs")
+    world.tick(200)
+    assert world.work() == 0, "an operation runs in it"
+    world.store.claim("runs", route)
+    world.store.finish("runs", route, outcome="ok", reply="{}")
+    world.tick(101)
+    assert world.work() == 1
+    assert world.state(route) is None
+    assert world.store.story(route.sandbox_id)[-2]["reason"] == "held but not used"
+
+
+def test_a_sandbox_of_the_maximum_age_is_ended_as_soon_as_no_operation_runs_in_it(world: World) -> None:
+    world.node.settings = world.node.settings.model_copy(update={"max_age_s": 100.0})
+    route = world.live()
+    world.record(route, "runs")
+    world.tick(101)
+    assert world.work() == 0
+    world.store.claim("runs", route)
+    world.store.finish("runs", route, outcome="ok", reply="{}")
+    world.tick(0.001)
+    assert world.work() == 1
+    assert world.state(route) is None
+
+
+def test_somebody_who_comes_while_an_idle_sandbox_is_looked_at_keeps_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route, begin_stop = world.live(agent=""), world.store.begin_stop
+
+    def too_late(sandbox_id: str, **options: Any) -> Any:
+        world.store.renew_agents("agent", {sandbox_id: ALICE.digest}, ttl_s=LONG_S)
+        return begin_stop(sandbox_id, **options)
+
+    monkeypatch.setattr(world.store, "begin_stop", too_late)
+    world.tick(61)
+    assert world.work() == 0
+    assert world.state(route) == "live"
+
+
+# --- a node whose creations fail ------------------------------------------------------------
+
+
+def fail_to_start(world: World, *names: str, error: SandfleetError | None = None) -> None:
+    world.backend.fail_create = error or StartFailed("no space left", reason="disk")
+    for name in names:
+        identity = Identity(name)
+        route = world.reserved(identity)
+        assert world.run("node.create", route, identity).error is world.backend.fail_create
+    world.backend.fail_create = None
+
+
+def node_state(world: World) -> tuple[str, str]:
+    [node] = world.store.nodes()
+    return str(node.state), node.reason
+
+
+def test_a_node_cordons_itself_when_the_creations_of_three_threads_in_a_row_fail(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    route = world.live()
+    fail_to_start(world, "a", "b")
+    assert node_state(world) == ("ready", "")
+    fail_to_start(world, "c")
+    assert node_state(world) == ("cordoned", "creates of 3 threads in a row failed: no space left")
+    assert "node.cordoned_itself" in caplog.text
+    assert world.state(route) == "live", "it keeps what it holds"
+
+
+def test_one_success_between_or_one_thread_alone_cordons_nothing(world: World) -> None:
+    fail_to_start(world, "a", "b")
+    world.live(Identity("fine"))
+    fail_to_start(world, "c", "d")
+    for _ in range(5):
+        fail_to_start(world, "d")
+        world.clock.advance(120)
+    assert node_state(world) == ("ready", "")
+
+
+def test_creations_that_were_never_tried_say_nothing_about_the_node(world: World) -> None:
+    fail_to_start(world, "a", "b", "c", "d", error=NotStarted("too late"))
+    assert node_state(world) == ("ready", "")
+
+
+def test_a_node_that_drains_is_not_cordoned_instead(world: World) -> None:
+    world.store.set_node_state("n1", NodeState.DRAINING)
+    world.tick()
+    for name in "abc":
+        world.life._judge(Identity(name), StartFailed("no"))
+    assert node_state(world)[0] == "draining"
 
 
 # --- operations that were lost on their way --------------------------------------------------

@@ -8,14 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandfleet.logs import setup_logging
+from sandfleet import logs
+from sandfleet.logs import add_context, setup_logging
 
 HOSTILE = "a\n12:00:00 CRIT sandfleet.node node.fenced\r\x1b[2J\x1b]0;x\x07\x9b31m\u2028\u202e\0\ud800"
 
 
 @pytest.fixture
-def log() -> Iterator[logging.Logger]:
-    """A logger below ours; what `setup_logging` did to the process is undone."""
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
+    """A logger below ours; what `setup_logging` and `add_context` did to the process is undone."""
+    monkeypatch.setattr(logs, "_context", {})
     names = ("celery", "kombu", "celery.app.trace", "celery.worker.strategy")
     root, levels = logging.getLogger(), {name: logging.getLogger(name).level for name in names}
     handlers, level = root.handlers[:], root.level
@@ -96,3 +98,41 @@ def test_an_unknown_level_is_info(log: logging.Logger, capsys: pytest.CaptureFix
     log.debug("no")
     log.info("yes")
     assert "yes" in capsys.readouterr().err
+
+
+def test_every_line_tells_of_which_process_it_is_and_one_about_another_node_is_left_alone(
+    log: logging.Logger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SANDFLEET_LOG_FORMAT", "json")
+    setup_logging("INFO")
+    add_context(node_id="node-1", incarnation="i1")
+    log.info("op.failed", extra={"op_id": "o1", "sandbox_id": "3f9a1c22"})
+    logging.getLogger("somebody.elses").warning("odd")
+    log.info("node.closed", extra={"node_id": "node-2", "took_s": 1})
+    first, second, third = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    facts = {key: first[key] for key in ("event", "op_id", "sandbox_id", "node_id", "incarnation")}
+    assert facts == {
+        "event": "op.failed", "op_id": "o1", "sandbox_id": "3f9a1c22", "node_id": "node-1", "incarnation": "i1",
+    }  # fmt: skip
+    assert (second["event"], second["node_id"]) == ("odd", "node-1")
+    assert third["node_id"] == "node-2"
+    assert "incarnation" not in third, "that is another node's affair"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_password_in_a_url_is_never_written_whoever_put_it_there(
+    log: logging.Logger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setenv("SANDFLEET_LOG_FORMAT", form)
+    setup_logging("INFO")
+    url = "rediss://user:hunter:2@redis.internal:6379/0"
+    log.info("connecting to %s, then %s", "redis://:hunter2@127.0.0.1:6379/0", url, extra={"url": url})
+    try:
+        raise ConnectionError(f"{url} does not answer")
+    except ConnectionError:
+        log.exception("store.away", extra={"see": "https://docs.internal/page?q=a@b"})
+    told = capsys.readouterr().err
+    assert "hunter" not in told
+    assert "127.0.0.1:6379/0" in told
+    assert "redis.internal:6379/0" in told
+    assert "https://docs.internal/page?q=a@b" in told

@@ -22,18 +22,29 @@ GOOD: dict[str, list[dict[str, Any]]] = {
         {"command": "x", "timeout_s": 86400, "max_output_bytes": 0},
     ],
     "close_session": [{"session": "s"}],
-    "read_file": [{"path": "/a"}, {"path": "/a", "start_line": 1, "end_line": 2}],
-    "write_file": [{"path": "/a"}, {"path": "/a", "append": True, "if_digest": ""}],
+    "read_file": [
+        {"path": "/a"},
+        {"path": "/a", "start_line": 1, "end_line": 2},
+        {"path": "/a", "offset": 5, "max_bytes": 0},
+        {"path": "/\udcff", "as_text": True, "lenient": True, "max_chars": 1},
+    ],
+    "write_file": [
+        {"path": "/a"},
+        {"path": "/a", "append": True, "if_digest": ""},
+        {"path": "/a", "append": True, "if_size": 0, "mode": 0o640},
+    ],
     "str_replace": [{"path": "/a", "old": "x", "new": ""}],
     "list_dir": [{"path": "/a", "max_depth": 64}],
     "glob": [{"path": "/a", "pattern": "**/*.py"}],
     "grep": [{"path": "/a", "pattern": "x", "glob": "*.py", "literal": True}],
-    "stat": [{"path": "/a"}],
-    "make_dir": [{"path": "/a", "parents": False}],
+    "stat": [{"path": "/a"}, {"path": "/a", "follow": False}],
+    "make_dir": [{"path": "/a", "parents": False}, {"path": "/a", "mode": 0o755}],
+    "make_link": [{"path": "/a", "target": "../b\udcff", "overwrite": True}],
     "remove": [{"path": "/a", "recursive": True}],
-    "move": [{"path": "/a", "new_path": "/b"}],
+    "move": [{"path": "/a", "new_path": "/b"}, {"path": "/a", "new_path": "/b", "overwrite": True, "follow": True}],
     "cancel": [{"op_id": "x"}],
     "health": [{}],
+    "metrics": [{}],
     "noop": [{}],
     "batch": [{"ops": [{"kind": "noop"}, {"kind": "write_file", "args": {"path": "/a"}, "content": "x"}]}],
 }
@@ -73,18 +84,32 @@ BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"path": "/a", "start_line": 0}, "start_line"),
         ({"path": "/a", "start_line": True}, "start_line"),
         ({"path": b"/a"}, "path"),
+        ({"path": "/a", "as_text": True, "max_chars": 0}, "max_chars"),
+        ({"path": "/a", "offset": -1}, "offset"),
     ],
-    "write_file": [({"path": "/a", "content": "x"}, "content"), ({"path": "/a", "append": 1}, "append")],
+    "write_file": [
+        ({"path": "/a", "content": "x"}, "content"),
+        ({"path": "/a", "append": 1}, "append"),
+        ({"path": "/a", "if_size": 1}, "if_size"),
+        ({"path": "/a", "mode": 0o1777}, "mode"),
+        ({"path": "/a", "if_digest": "x" * 65}, "if_digest"),
+    ],
     "str_replace": [({"path": "/a", "old": "", "new": "x"}, "old"), ({"path": "/a", "old": "x"}, "new")],
     "list_dir": [({"path": "/a", "max_depth": 0}, "max_depth"), ({"path": "/a", "max_depth": 65}, "max_depth")],
     "glob": [({"path": "/a", "pattern": ""}, "pattern"), ({"path": "/a", "pattern": "x", "max_results": 0}, "max")],
     "grep": [({"path": "/a", "pattern": "x" * 10_001}, "pattern")],
     "stat": [({}, "path")],
-    "make_dir": [({"path": "/a", "mode": 7}, "mode")],
+    "make_dir": [({"path": "/a", "mode": -1}, "mode"), ({"path": "/a", "mode": 0o2000}, "mode")],
+    "make_link": [
+        ({"path": "/a"}, "target"),
+        ({"path": "/a", "target": ""}, "target"),
+        ({"path": "/a", "target": "b\0"}, "NUL"),
+    ],
     "remove": [({"path": "/a", "recursive": "yes"}, "recursive")],
     "move": [({"path": "/a"}, "new_path"), ({"path": "/a", "new_path": "b\0"}, "NUL")],
     "cancel": [({}, "op_id"), ({"op_id": "x" * 81}, "op_id")],
     "health": [({"x": 1}, "x")],
+    "metrics": [({"x": 1}, "x")],
     "noop": [({"x": 1}, "x")],
     "batch": [
         ({"ops": []}, "ops"),
@@ -176,7 +201,7 @@ def test_commands_of_two_callers_share_no_lane() -> None:
 
 def test_every_kind_that_changes_files_takes_the_lane_of_files() -> None:
     changing = {kind for kind, op in OPS.items() if op.lane == "files"}
-    assert changing == {"write_file", "str_replace", "make_dir", "remove", "move"}
+    assert changing == {"write_file", "str_replace", "make_dir", "make_link", "remove", "move"}
     assert all(OPS[kind].effect for kind in changing)
 
 

@@ -59,13 +59,14 @@ def test_of_equally_empty_nodes_the_less_busy_comes_first() -> None:
 )
 def test_the_reason_names_the_first_thing_that_is_missing(nodes: list[NodeView], reason: str) -> None:
     decision = choose_node(replace(REQUEST, labels={"zone": "a"}, home="d"), nodes)
-    assert (decision.place, decision.evict, decision.reason) == ((), (), reason)
+    assert (decision.place, decision.reason) == ((), reason)
+    assert ids(decision.fitting) == (["a"] if reason == "full" else [])
 
 
-def test_a_full_node_with_a_warm_sandbox_could_make_room() -> None:
-    full, warm = replace(NODE, node_id="full", places=4), replace(NODE, node_id="warm", places=4, warm=1)
-    decision = choose_node(REQUEST, [full, warm])
-    assert (ids(decision.place), ids(decision.evict), decision.reason) == ([], ["warm"], "")
+def test_full_nodes_that_would_do_are_told_apart_from_those_that_never_do() -> None:
+    full, other = replace(NODE, node_id="full", places=4), replace(NODE, node_id="other", backends=("local",))
+    decision = choose_node(REQUEST, [full, other, NODE])
+    assert (ids(decision.place), ids(decision.fitting), decision.reason) == (["a"], ["a", "full"], "")
 
 
 def test_a_thread_goes_where_its_data_lies_even_if_that_is_fuller() -> None:
@@ -149,17 +150,17 @@ requests = st.builds(
 @given(request=requests, nodes=node_lists)
 def test_no_node_is_ever_chosen_that_may_not_be(request: PlacementRequest, nodes: list[NodeView]) -> None:
     decision = choose_node(request, nodes)
-    for node in decision.place + decision.evict:
+    assert set(ids(decision.place)) <= set(ids(decision.fitting))
+    for node in decision.fitting:
         assert node.alive
         assert node.state is NodeState.READY
         assert request.backend in node.backends
         assert request.labels.items() <= node.labels.items()
         assert request.home in (None, node.data_id) or (
-            request.fresh and not any(n.data_id == request.home for n in decision.place + decision.evict)
+            request.fresh and not any(n.data_id == request.home for n in decision.fitting)
         )
     assert all(node.places < node.replicas for node in decision.place)
-    assert all(node.places >= node.replicas and node.warm > 0 for node in decision.evict)
     shares = [node.free / node.replicas for node in decision.place]
     assert shares == sorted(shares, reverse=True)
-    assert bool(decision.reason) == (not decision.place and not decision.evict)
-    assert len(set(ids(decision.place + decision.evict))) == len(decision.place + decision.evict)
+    assert bool(decision.reason) == (not decision.place)
+    assert len(set(ids(decision.fitting))) == len(decision.fitting)

@@ -229,6 +229,49 @@ def test_a_tracer_that_fails_frees_the_lane_all_the_same(world: World, caplog: p
     assert "a" not in state.requests
 
 
+def test_a_result_that_could_not_be_stored_is_kept_and_stored_when_the_pool_is_told_to(world: World) -> None:
+    """A plain Celery caller waits for it, and the effect must not run again to make it anew."""
+    away = True
+
+    def storing_tracer(*args: Any) -> tuple[int, Any, float]:
+        return (1, ConnectionError("the result backend is away"), 0.0) if away else tracer(*args)
+
+    request = Request("a", ignore_result=False)
+    args = (request.name, "a", {}, b"", "application/json", "utf-8")
+    world.handles.append(world.pool.on_apply(storing_tracer, args, accept_callback=request.on_accepted))
+    world.work()
+    world.node.finish("a", "the result")
+    world.work()
+    assert request.done == []
+    world.pool.tell_again()
+    world.work()
+    assert request.done == [], "it is still away"
+    away = False
+    world.pool.tell_again()
+    world.work()
+    ((failed, value, _),) = request.done
+    assert (failed, value) == (0, "the result")
+    world.pool.tell_again()
+    assert world.work() == 0
+    assert world.node.begun == ["a"]
+
+
+def test_the_runtime_told_ends_with_the_answer_however_late_the_tracer_runs(world: World) -> None:
+    (request,) = world.started("a", ignore_result=False)
+    job = world.node.jobs["a"]
+    job.shown = "exit 0"
+    world.node.finish("a", {"stdout": "all of the output", "exit_code": 0})
+    assert request.done == [], "the tracer stores the result, on a thread of the pool"
+    assert job.started_at is not None
+    assert job.finished_at is not None
+    job.started_at -= 5.0
+    job.finished_at -= 1.0  # the tracer's turn comes a second after the answer
+    world.work()
+    ((failed, shown, runtime_s),) = request.done
+    assert (failed, shown) == (0, "exit 0"), "events carry a few words, not the output"
+    assert 4.0 <= runtime_s < 4.5
+
+
 def test_lifecycle_work_has_threads_of_its_own(world: World) -> None:
     world.deliver("create", Plan(exclusive=("life",), lifecycle=True))
     assert world.work() == 0

@@ -19,7 +19,7 @@ from sandfleet.store.memory import MemoryStore
 from sandfleet_workers import worker as worker_module
 from sandfleet_workers.node_identity import data_id
 from sandfleet_workers.pool import LanePool
-from sandfleet_workers.worker import LoopTick, NodeConsumer, NodeStep, node_app
+from sandfleet_workers.worker import LoopTick, NodeStep
 
 
 class Clock:
@@ -141,24 +141,6 @@ def test_a_consumer_that_stops_with_its_worker_is_not_on_its_way(state: int) -> 
     step.stop(parent)
     step.shutdown(parent)
     assert not parent.lease.reconnecting
-
-
-def test_the_broker_is_asked_for_at_least_once_a_second(tmp_path: Path) -> None:
-    settings = Settings.load({}, backend="mock", data_root=tmp_path)
-    app = node_app(settings, SimpleNamespace(node_id="n1"))  # type: ignore[arg-type]
-    assert app.conf.worker_consumer == "sandfleet_workers.worker:NodeConsumer"
-    pauses: dict[str, float] = {}
-
-    class Broken:
-        def ensure_connection(self, *_args: Any, **kwargs: Any) -> Broken:
-            pauses.update({key: value for key, value in kwargs.items() if key.startswith("interval")})
-            return self
-
-    consumer = NodeConsumer.__new__(NodeConsumer)
-    consumer.app, consumer.first_connection_attempt = app, False
-    consumer.ensure_connected(Broken())
-    assert set(pauses) == {"interval_start", "interval_step", "interval_max"}
-    assert max(pauses.values()) <= 1.0
 
 
 # --- draining --------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections import deque
 from typing import Any
 
@@ -12,8 +13,13 @@ from sandfleet import blobs
 from sandfleet.backends import Completion
 from sandfleet.errors import PayloadTooLarge, SandfleetError, StoreUnavailable
 from sandfleet.store.base import Route, Store, wants_errors_only
+from sandfleet.wire import OpMessage
+from sandfleet_workers.jobs import Job
 
-__all__ = ["Outbox", "celery_result", "encode_reply"]
+__all__ = ["Outbox", "Spent", "celery_result", "encode_reply", "shown_result", "spent_ms"]
+
+#: Milliseconds in the queue, in its lanes, running.
+Spent = tuple[float, float, float]
 
 log = logging.getLogger("sandfleet.node")
 
@@ -24,7 +30,7 @@ _SENT_PER_TICK = 500
 _CELERY_RESULT_BYTES = 8 * 1024 * 1024
 
 
-def encode_reply(store: Store, completion: Completion, *, client: str, spent_ms: tuple[float, float, float]) -> str:
+def encode_reply(store: Store, completion: Completion, *, client: str, spent_ms: Spent) -> str:
     """The reply JSON: ``{"ok", "content"?, "t"}`` or ``{"error", "t"}``; too big values become blobs.
 
     Raises:
@@ -51,9 +57,7 @@ def celery_result(completion: Completion, *, shown_only: bool) -> Any:
     """
     value = completion.value
     if shown_only:
-        if isinstance(value, dict) and "exit_code" in value:
-            return "timed out" if value.get("timed_out") else f"exit {value['exit_code']}"
-        return "ok"
+        return shown_result(completion)
     if completion.content is not None:
         value = {**(value or {}), "content": completion.content.decode("utf-8", "replace")}
     if len(json.dumps(value)) > _CELERY_RESULT_BYTES:
@@ -61,6 +65,28 @@ def celery_result(completion: Completion, *, shown_only: bool) -> Any:
             f"a plain Celery result holds at most {_CELERY_RESULT_BYTES} bytes; read it in parts, or with the SDK"
         )
     return value
+
+
+def shown_result(completion: Completion) -> str:
+    """The few words of a success that Flower's result column shows; never output, never contents."""
+    value = completion.value
+    if isinstance(value, dict) and "exit_code" in value:
+        if value.get("timed_out"):
+            return "timed out"
+        return "cancelled" if value.get("cancelled") else f"exit {value['exit_code']}"
+    return "ok"
+
+
+def spent_ms(job: Job, message: OpMessage, now_ms: int) -> Spent:
+    """Where an operation's time went until now: in the queue, in its lanes, running.
+
+    Args:
+        now_ms: The store's time now.
+    """
+    now = time.monotonic()
+    began = job.started_at or now
+    queued = (now_ms - (now - job.taken_at) * 1000) - message.sent_at_ms
+    return round(max(0.0, queued), 2), round((began - job.taken_at) * 1000, 2), round((now - began) * 1000, 2)
 
 
 class Outbox:

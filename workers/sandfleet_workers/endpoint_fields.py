@@ -6,7 +6,20 @@ from typing import Any
 
 from sandfleet_workers.endpoint_http import BadReply
 
-__all__ = ["count", "field", "file_info", "items", "number", "optional_text", "table", "text"]
+__all__ = [
+    "count",
+    "field",
+    "file_info",
+    "items",
+    "number",
+    "optional_count",
+    "optional_text",
+    "table",
+    "text",
+    "text_read",
+]
+
+_ENCODINGS = frozenset({"utf-8", "utf-8-sig", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"})
 
 
 def field(data: dict[str, Any], name: str, *kinds: type) -> Any:
@@ -39,6 +52,11 @@ def count(data: dict[str, Any], name: str) -> int:
     return value
 
 
+def optional_count(data: dict[str, Any], name: str) -> int | None:
+    """A whole number that is not negative, or None."""
+    return None if data.get(name) is None else count(data, name)
+
+
 def number(data: dict[str, Any], name: str) -> float:
     """A finite number."""
     value: float = field(data, name, int, float)
@@ -60,6 +78,24 @@ def table(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadReply("an item that is no JSON object")
     return value
+
+
+def text_read(data: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a TextRead, but its text, of sandboxd's form."""
+    encoding = text(data, "encoding")
+    if encoding not in _ENCODINGS:
+        raise BadReply("an encoding that is none of ours")
+    return {
+        "start_line": count(data, "start_line"),
+        "end_line": count(data, "end_line"),
+        "total_lines": optional_count(data, "total_lines"),
+        "total_chars": optional_count(data, "total_chars"),
+        "truncated": field(data, "truncated", bool),
+        "cut_line": field(data, "cut_line", bool),
+        "encoding": encoding,
+        "size_bytes": count(data, "size"),
+        "digest": optional_text(data, "digest", 64),
+    }
 
 
 def file_info(raw: object) -> dict[str, Any]:

@@ -253,6 +253,7 @@ _CODES = {
             "session_busy",
             "session_lost",
             "search_timeout",
+            "binary_file",
             "internal",
         ]
     },

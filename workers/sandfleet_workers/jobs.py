@@ -43,10 +43,12 @@ class Job:
         "dropped",
         "expired",
         "failure",
+        "finished_at",
         "op_id",
         "plan",
         "request",
         "result",
+        "shown",
         "size",
         "started_at",
         "taken_at",
@@ -62,6 +64,8 @@ class Job:
         self.size = len(getattr(getattr(request, "message", None), "body", None) or "")
         self.taken_at = time.monotonic()
         self.started_at: float | None = None
+        #: When its answer was out, which may be long before Celery's tracer runs.
+        self.finished_at: float | None = None
         self.begun = False
         self.cancelled = False
         #: It waited past its start_by and must be answered so, whatever its lane does.
@@ -69,6 +73,8 @@ class Job:
         #: Finish without an answer of ours: another delivery or a script has given it.
         self.dropped = False
         self.result: Any = None
+        #: The result in the few words that events carry (Flower's result column).
+        self.shown: str | None = None
         self.failure: BaseException | None = None
         self._trace = trace
 

@@ -130,6 +130,10 @@ class Lanes:
     def __len__(self) -> int:
         return len(self._tickets)
 
+    def lane_count(self) -> int:
+        """How many lanes have a ticket in them."""
+        return len(self._lanes)
+
     def depth(self, lane: str) -> int:
         """How many tickets wait in the lane."""
         found = self._lanes.get(lane)

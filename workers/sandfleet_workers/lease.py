@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from sandfleet.errors import LeaseLost, StoreUnavailable
 from sandfleet.model import NodeState
@@ -32,6 +33,7 @@ class Lease:
         on_tick: Called after each renewal, on this thread: the node's upkeep.
         on_lost: Called once when another incarnation holds the node id.
         on_forgotten: Called when the store had lost its data and the node announced itself again.
+        load: What the node says of its load with each renewal; cheap, and never raises.
 
     Attributes:
         reconnecting: The consumer is on its way to the broker; set by Celery's bootsteps.
@@ -47,10 +49,12 @@ class Lease:
         on_tick: Callable[[int], None],
         on_lost: Callable[[LeaseLost], None],
         on_forgotten: Callable[[], None],
+        load: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         self._store = store
         self._record = record
         self._lease_s = lease_s
+        self._load = load
         self._on_tick, self._on_lost, self._on_forgotten = on_tick, on_lost, on_forgotten
         self._valid_until = 0.0
         self._loop_ticked_at = boot_s()
@@ -90,6 +94,10 @@ class Lease:
         """Whether the lease surely holds now, by this machine's boot clock."""
         return boot_s() < self._valid_until
 
+    def age_s(self) -> float:
+        """Seconds since the last renewal; the node's start before the first."""
+        return max(0.0, boot_s() - (self._valid_until - self._lease_s)) if self._valid_until else 0.0
+
     def now_ms(self) -> int:
         """The store's time, from the last renewal and this process' monotonic clock."""
         return int(time.monotonic() * 1000 + self._offset_ms)
@@ -118,7 +126,8 @@ class Lease:
 
     def _renew(self) -> None:
         asked_at = boot_s()
-        answer = self._store.renew(self._record.node_id, self._record.incarnation, lease_s=self._lease_s)
+        load = self._load() if self._load is not None else None
+        answer = self._store.renew(self._record.node_id, self._record.incarnation, lease_s=self._lease_s, load=load)
         if self._stop.is_set():
             return
         self._learn(answer.now_ms)

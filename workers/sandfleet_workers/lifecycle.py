@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from sandfleet.backends import Completion, SandboxBackend, SandboxPlan
 from sandfleet.errors import Busy, ConfigError, NotStarted, SandfleetError, StartFailed, StoreUnavailable
 from sandfleet.ids import Identity
-from sandfleet.model import SandboxSpec
+from sandfleet.model import NodeState, SandboxSpec
 from sandfleet.store.base import Route
 from sandfleet.wire import OpMessage
 from sandfleet_workers.backends import load_backend
+from sandfleet_workers.backends.mounts import ACP_WORKSPACE, PlannedMount, acp_directory, node_mounts
+from sandfleet_workers.cordoning import FailureRow
 from sandfleet_workers.holdings import Held
 from sandfleet_workers.upkeep import Upkeep
 
@@ -31,6 +33,7 @@ log = logging.getLogger("sandfleet.node")
 _CHILDREN = ("workspace", "uploads", "outputs")
 _CONFIRM_WITHIN_S = 10.0
 _GONE_WITHIN_S = 60.0
+_CORDON_REASON_CHARS = 300
 
 
 def thread_directory(data_root: Path, identity: Identity) -> Path:
@@ -47,6 +50,9 @@ class Lifecycle:
         self._lock = threading.Lock()
         self._kinds: dict[str, type[SandboxBackend]] = {}
         self._backends: dict[str, SandboxBackend] = {}
+        #: Of every sandbox, from the settings.
+        self._mounts: tuple[PlannedMount, ...] = ()
+        self._failures = FailureRow(node.settings.cordon_after_failures)
         #: What is being ended at this moment; set once it is gone.
         self._ending: dict[Route, threading.Event] = {}
         self.upkeep = Upkeep(node, self)
@@ -64,8 +70,9 @@ class Lifecycle:
         """Find every backend the node offers and check that it can run; touches nothing.
 
         Raises:
-            ConfigError: A backend cannot run here; the message says what to do.
+            ConfigError: A backend cannot run here or a mount cannot be made; the message says what to do.
         """
+        self._mounts = node_mounts(self._node.settings)
         for name in self._node.settings.offered:
             kind = load_backend(name)
             problems = kind.check()
@@ -115,9 +122,28 @@ class Lifecycle:
         except Exception as exc:
             log.exception("lifecycle.failed", extra={"op_id": job.op_id, "kind": message.kind})
             completion = Completion(error=StartFailed(f"{type(exc).__name__}: {exc}", reason="internal"))
-        if completion.error is not None and message.kind == "node.create":
-            self.give_back(message.route, completion.error)
+        if message.kind == "node.create":
+            self._judge(message.identity, completion.error)
+            if completion.error is not None:
+                self.give_back(message.route, completion.error)
         self._node.finish(job, completion)
+
+    def _judge(self, identity: Identity, error: SandfleetError | None) -> None:
+        """Take nothing new once creations fail whoever asks for them: other nodes can do better."""
+        if error is not None and not isinstance(error, StartFailed):
+            return  # nothing was tried
+        with self._lock:
+            threads = self._failures.succeeded() if error is None else self._failures.failed(identity.digest)
+        node = self._node
+        if error is None or not threads or node.draining or node.lease.state is not NodeState.READY:
+            return
+        reason = f"creates of {threads} threads in a row failed: {error.message[:_CORDON_REASON_CHARS]}"
+        log.error("node.cordoned_itself", extra={"node_id": node.node_id, "reason": reason})
+        try:
+            # Before the place is given back: it is not to be given to the next one.
+            node.store.set_node_state(node.node_id, NodeState.CORDONED, incarnation=node.incarnation, reason=reason)
+        except StoreUnavailable as exc:
+            log.warning("node.cordon_not_recorded", extra={"node_id": node.node_id, "error": str(exc)})
 
     def give_back(self, route: Route, error: SandfleetError) -> None:
         """A creation failed or was refused: its place is free, its waiters are told. Never raises."""
@@ -133,14 +159,16 @@ class Lifecycle:
         backend = self._backend(spec.backend)
         self._end_older(route)
         started = time.monotonic()
+        user_data = self._user_data(message.identity)
         plan = SandboxPlan(
             sandbox_id=route.sandbox_id,
             identity=message.identity,
             epoch=route.epoch,
-            user_data=self._user_data(message.identity),
+            user_data=user_data,
             # Of this ownership alone: whoever still buries the last one must not remove it.
             run_dir=self.run_dir / f"{route.sandbox_id[:16]}.{route.epoch:x}",
             spec=spec,
+            mounts=(*self._mounts, (acp_directory(user_data), ACP_WORKSPACE, True)),
         )
         connection = backend.create(plan)
         node.held[route.sandbox_id] = Held(route, message.identity, spec, backend, connection)

@@ -32,11 +32,12 @@ from sandfleet.model import NodeState
 from sandfleet.ops import OPS, parse_args
 from sandfleet.store.base import Claim, Route, Store
 from sandfleet.wire import OpMessage
-from sandfleet_workers.answers import Outbox, celery_result, encode_reply
+from sandfleet_workers.answers import Outbox, celery_result, encode_reply, shown_result, spent_ms
 from sandfleet_workers.batch import BatchRun
 from sandfleet_workers.holdings import Carry, Held
 from sandfleet_workers.jobs import Job, Plan
 from sandfleet_workers.pool import LanePool
+from sandfleet_workers.watching import Watch
 
 __all__ = ["Held", "Node"]
 
@@ -68,6 +69,7 @@ class Node:
         #: Another incarnation owns the node id: nothing in the store is ours any more.
         self.fenced = False
         self.outbox = Outbox(store)
+        self.watch = Watch()
 
     # --- Engine: deciding lanes --------------------------------------------------------------
 
@@ -106,6 +108,7 @@ class Node:
             if message.kind in LIFECYCLE:
                 if self._claim(job, carry):
                     self.pool.accepted(job)
+                    self.watch.started(message)
                     self.lifecycle.run(job, carry.message)
                 return
             held = self._held_for(message)
@@ -116,6 +119,7 @@ class Node:
             elif self.lease.now_ms() > message.start_by_ms:
                 raise self._late(job)
             self.pool.accepted(job)
+            self.watch.started(message)
             self._start(job, held, message, args, content)
         except StoreUnavailable as exc:
             # Everything that needs Redis comes before the effect, so nothing has begun.
@@ -275,7 +279,7 @@ class Node:
         """Answer a job that was not begun."""
         if job.carry is None:
             # Malformed or foreign: there may be no record to close, only Celery to tell.
-            log.warning("op.refused", extra={"op_id": job.op_id, "code": error.code, "error": str(error)})
+            self.watch.refused(job.op_id, error)
             job.failure = OperationFailed(json.dumps(error.to_wire()))
             self._answer_record(job.op_id, error)
             self.pool.complete(job)
@@ -314,20 +318,24 @@ class Node:
 
     def _answer(self, job: Job, carry: Carry, completion: Completion) -> None:
         message, error, value = carry.message, completion.error, completion.value
+        spent = spent_ms(job, message, self.lease.now_ms())
         if error is None and job.cancelled and isinstance(value, dict) and "cancelled" in value:
             value["cancelled"] = True
         try:
             if error is None:
                 job.result = celery_result(completion, shown_only=job.request.ignore_result)
-            payload = self._reply(job, message, completion)
+                job.shown = shown_result(completion)
+            payload = encode_reply(self.store, completion, client=message.reply_to, spent_ms=spent)
         except SandfleetError as exc:
             error = self._untold(job, carry, exc)
-            payload = self._reply(job, message, Completion(error=error))
+            failed = Completion(error=error)
+            payload = encode_reply(self.store, failed, client=message.reply_to, spent_ms=spent)
         if error is not None:
             job.failure = OperationFailed(json.dumps(error.to_wire()))
             if message.kind == "node.create":
                 self.lifecycle.give_back(message.route, error)
         self.outbox.send(job.op_id, message.route, error.code if error is not None else "ok", payload)
+        self.watch.answered(message, error, spent, len(payload))
         blobs.drop(self.store, message.content)
 
     @staticmethod
@@ -338,13 +346,6 @@ class Node:
             return exc if isinstance(exc, SandfleetError) else InternalError(f"{type(exc).__name__}: {str(exc)[:200]}")
         why = f"{carry.message.kind} ran, but its answer could not be sent: {type(exc).__name__}: {str(exc)[:200]}"
         return OutcomeUnknown(why, reason=getattr(exc, "code", "internal"), op_id=job.op_id)
-
-    def _reply(self, job: Job, message: OpMessage, completion: Completion) -> str:
-        now = time.monotonic()
-        began = job.started_at or now
-        queued_ms = (self.lease.now_ms() - (now - job.taken_at) * 1000) - message.sent_at_ms
-        spent = (round(max(0.0, queued_ms), 2), round((began - job.taken_at) * 1000, 2), round((now - began) * 1000, 2))
-        return encode_reply(self.store, completion, client=message.reply_to, spent_ms=spent)
 
     # --- upkeep, from the lease's thread -----------------------------------------------------
 

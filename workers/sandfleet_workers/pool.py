@@ -202,6 +202,7 @@ class LanePool(BasePool):
 
     def complete(self, job: Job) -> None:
         """The answer is out: let the lanes move on, then run Celery's tracer on the outcome."""
+        job.finished_at = time.monotonic()
         with self._lock:
             if self._jobs.pop(job.op_id, None) is None:
                 return
@@ -235,8 +236,11 @@ class LanePool(BasePool):
                 log.warning("op.result_kept", extra={"op_id": job.op_id})
                 self._untold.append(job)
                 return
-            if job.started_at is not None and not failed:
-                runtime = time.monotonic() - job.started_at
+            if not failed:
+                if job.started_at is not None and job.finished_at is not None:
+                    runtime = job.finished_at - job.started_at
+                # Celery's repr of a plain caller's result is a dump of all output.
+                value = job.shown or value
             request.on_success((failed, value, runtime))
         except Exception:
             log.exception("op.trace_failed", extra={"op_id": job.op_id})
@@ -302,6 +306,14 @@ class LanePool(BasePool):
         """(jobs held, of these waiting for a lane)."""
         with self._lock:
             return len(self._jobs), sum(1 for job in self._jobs.values() if not job.begun)
+
+    def lane_count(self) -> int:
+        """Lanes with an operation in them."""
+        return self._lanes.lane_count()
+
+    def held_bytes(self) -> int:
+        """Bytes of the messages of the jobs held."""
+        return self._bytes
 
     def refuse_new(self) -> list[Job]:
         """Take nothing from now on; the jobs that have not begun are forgotten here and given back in lane order."""

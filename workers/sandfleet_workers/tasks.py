@@ -27,6 +27,7 @@ class OperationTask(_Task):
     acks_late = False
     max_retries = 0
     typing = False
+    Request = "sandfleet.task_request:FleetRequest"
     #: A failed operation is an answer, not a fault of the worker: Celery logs it without a traceback.
     throws = (OperationFailed,)
 

@@ -14,6 +14,7 @@ from sandfleet.model import SandboxInfo
 from sandfleet.store.base import OpView, Route
 from sandfleet.wire import node_queue
 from sandfleet_workers.holdings import Held
+from sandfleet_workers.reaping import Ending, reaper_plan
 
 if TYPE_CHECKING:
     from sandfleet_workers.lifecycle import Lifecycle
@@ -61,10 +62,10 @@ class Upkeep:
         self._disowned = {}
 
     def tick(self, now_ms: int) -> None:
-        """Expire holds, end idle warm sandboxes, answer lost messages, compare with the registry."""
+        """Expire holds, end what nobody uses, answer lost messages, compare with the registry."""
         if self.to_readopt and not self._readopt():
             return  # a registry that does not know what is here says nothing about it
-        self._end_idle(now_ms)
+        self._end_unused(now_ms)
         now = monotonic()
         if now - self._looked_at >= _LOOK_EVERY_S:
             self._looked_at = now
@@ -73,23 +74,34 @@ class Upkeep:
             self._compared_at = now
             self._compare(now_ms)
 
-    # --- what nobody is in -------------------------------------------------------------------
+    # --- what nobody uses --------------------------------------------------------------------
 
-    def _end_idle(self, now_ms: int) -> None:
-        node = self._node
-        warm = node.store.sweep(node.node_id, node.incarnation)
-        idle_ms = int(node.settings.idle_timeout_s * 1000)
-        for sandbox_id, since_ms in warm if idle_ms else ():
-            held = node.held.get(sandbox_id)
-            if held is not None and since_ms < now_ms - idle_ms:
-                self._retire(held, now_ms - idle_ms)
+    def _end_unused(self, now_ms: int) -> None:
+        node, settings = self._node, self._node.settings
+        plan = reaper_plan(
+            node.store.sweep(node.node_id, node.incarnation),
+            now_ms=now_ms,
+            idle_timeout_s=settings.idle_timeout_s,
+            active_idle_timeout_s=settings.active_idle_timeout_s,
+            max_age_s=settings.max_age_s,
+        )
+        for ending in plan:
+            held = node.held.get(ending.sandbox_id)
+            if held is not None and not held.stopping:
+                self._retire(held, ending)
 
-    def _retire(self, held: Held, before_ms: int) -> None:
+    def _retire(self, held: Held, ending: Ending) -> None:
         stop = self._node.store.begin_stop(
-            held.route.sandbox_id, owner=None, force=False, reason="idle", if_warm_before_ms=before_ms
+            held.route.sandbox_id,
+            owner=None,
+            force=False,
+            reason=ending.reason,
+            if_warm_before_ms=ending.if_warm_before_ms,
+            if_idle_before_ms=ending.if_idle_before_ms,
         )
         if stop.route == held.route and stop.status in ("recorded", "stopping"):
             held.stopping = True
+            log.info("sandbox.retired", extra={"sandbox_id": held.route.sandbox_id, "reason": ending.reason})
             self._node.pool.run_slow(functools.partial(self._lifecycle.end_and_tell, held.route))
 
     # --- operations whose message got lost ---------------------------------------------------

@@ -14,29 +14,30 @@ from typing import Any
 
 from celery import Celery, bootsteps
 from celery.platforms import SecurityWarning  # type: ignore[attr-defined]  # missing in the stubs
-from celery.worker.consumer import Consumer
 from celery.worker.control import control_command, inspect_command
 
 import sandfleet
 from sandfleet.celery_app import celery_app, queue_of
 from sandfleet.config import Settings
 from sandfleet.errors import NodeIdInUse, SandfleetError, StoreUnavailable
-from sandfleet.intake import guard_intake
+from sandfleet.intake import CONSUMER, guard_intake
+from sandfleet.logs import add_context
+from sandfleet.metrics import MetricsServer, new_registry
 from sandfleet.model import NodeState
 from sandfleet.store import open_store
 from sandfleet.store.base import NodeRecord
+from sandfleet.task_events import EventFlush
 from sandfleet.wire import node_queue
 from sandfleet_workers import tasks
 from sandfleet_workers.lease import Lease
 from sandfleet_workers.node import Node
 from sandfleet_workers.node_identity import HeldNodeId, data_id, hold_node_id
+from sandfleet_workers.watching import load_of
 
 __all__ = ["node_app", "run_node"]
 
 log = logging.getLogger("sandfleet.node")
 
-#: kombu's pauses between two tries to reach the broker, in seconds.
-_RECONNECT = {"interval_start": 0.2, "interval_step": 0.2, "interval_max": 1.0}
 _DRAIN_LOOK_S = 0.05
 
 
@@ -47,7 +48,7 @@ def node_app(settings: Settings, held: HeldNodeId) -> Celery:
     app.conf.update(
         task_queues=[queue],
         worker_pool="sandfleet_workers.pool:LanePool",
-        worker_consumer="sandfleet_workers.worker:NodeConsumer",
+        worker_consumer=CONSUMER,
         worker_concurrency=settings.concurrency,
         worker_enable_remote_control=True,
         worker_max_tasks_per_child=None,
@@ -56,6 +57,7 @@ def node_app(settings: Settings, held: HeldNodeId) -> Celery:
     app.sandfleet_settings, app.sandfleet_held = settings, held  # type: ignore[attr-defined]
     app.steps["worker"].add(NodeStep)
     app.steps["consumer"].add(LoopTick)
+    app.steps["consumer"].add(EventFlush)
     return app
 
 
@@ -67,6 +69,7 @@ class NodeStep(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self.node: Node | None = None
+        self.metrics: MetricsServer | None = None
 
     def start(self, parent: Any) -> None:
         try:
@@ -87,6 +90,7 @@ class NodeStep(bootsteps.StartStopStep):
             fleet_bytes=settings.fleet_bytes,
         )
         node = Node(settings, store, parent.pool, held.node_id)
+        add_context(node_id=held.node_id, incarnation=node.incarnation)
         node.lifecycle.data_id = data_id(settings.data_root)
         node.lifecycle.load()
         node.lease = Lease(
@@ -96,7 +100,10 @@ class NodeStep(bootsteps.StartStopStep):
             on_tick=node.tick,
             on_lost=node.lost,
             on_forgotten=node.lifecycle.upkeep.forgotten,
+            load=functools.partial(load_of, node),
         )
+        # Before it takes anything: a node whose metrics cannot be served is told so at once.
+        self.metrics = _serve_metrics(node) if settings.metrics_address else None
         _take_lease(node.lease, settings.lease_s)
         try:
             _take_over(node)
@@ -119,10 +126,19 @@ class NodeStep(bootsteps.StartStopStep):
         if self.node is not None:
             self.node.stop()
             log.info("node.stopped", extra={"node_id": self.node.node_id})
+        if self.metrics is not None:
+            self.metrics.stop()
         parent.app.sandfleet_held.release()
 
     def terminate(self, parent: Any) -> None:
         self.stop(parent)
+
+
+def _serve_metrics(node: Node) -> MetricsServer:
+    registry = new_registry()
+    from sandfleet_workers.metrics import serve_metrics  # noqa: PLC0415  (an extra)
+
+    return serve_metrics(node, registry)
 
 
 def _record(settings: Settings, node: Node) -> NodeRecord:
@@ -136,6 +152,7 @@ def _record(settings: Settings, node: Node) -> NodeRecord:
         host=socket.gethostname(),
         pid=os.getpid(),
         version=sandfleet.__version__,
+        burst_limit=settings.burst_limit,
     )
 
 
@@ -163,17 +180,6 @@ def _give_lease_back(node: Node) -> None:
         node.store.set_node_state(node.node_id, NodeState.GONE, incarnation=node.incarnation)
     except SandfleetError as exc:
         log.warning("node.leave_failed", extra={"node_id": node.node_id, "error": str(exc)})
-
-
-class NodeConsumer(Consumer):
-    """Celery's consumer, except that it asks for its broker at least once a second.
-
-    Celery pauses 2, 4, 6… seconds: an outage of ten seconds would cost twenty. There is no setting for it.
-    """
-
-    def ensure_connected(self, conn: Any) -> Any:
-        conn.ensure_connection = functools.partial(conn.ensure_connection, **_RECONNECT)
-        return super().ensure_connected(conn)
 
 
 class LoopTick(bootsteps.StartStopStep):

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import click
 
 import sandfleet
-from sandfleet.cli import admin, demo, doctor, fleet, look, use
+from sandfleet.cli import admin, collecting, completing, config, copying, demo, doctor, fleet, look, top, use
 from sandfleet.cli.context import Cli, advice, exit_code, global_options
 from sandfleet.cli.output import printable
+from sandfleet.cli.sections import Sections
 from sandfleet.errors import SandfleetError
 
 __all__ = ["main"]
@@ -19,21 +20,25 @@ __all__ = ["main"]
 _INTERRUPTED = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Sections, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(sandfleet.__version__, prog_name="sandfleet", message="%(prog)s %(version)s")
 def cli() -> None:
     """Sandboxes for AI agents on a fleet of ordinary machines.
 
+    Every command finds the fleet of your running `sandfleet up` by itself; --redis-url or SANDFLEET_REDIS_URL names
+    another. Each speaks to people, and with --json to programs. `sandfleet COMMAND --help` shows examples.
+
     \b
-    Try it:        sandfleet demo
-    Start a fleet: sandfleet up --nodes 2
-    Use it:        sandfleet exec --thread alice -- python3 -c 'print(6 * 7)'
-    Look at it:    sandfleet nodes;  sandfleet ls;  sandfleet ops
+    Examples:
+      sandfleet demo                                                  # see what it does
+      sandfleet up --nodes 2                                          # start a fleet here
+      sandfleet exec --thread alice -- python3 -c 'print(6 * 7)'      # use it
+      sandfleet nodes; sandfleet ls; sandfleet ops                    # look at it
     """
 
 
 cli.params.extend(global_options())
-for module in (fleet, demo, use, look, admin, doctor):
+for module in (fleet, demo, use, copying, look, top, admin, collecting, doctor, completing, config):
     for command in module.COMMANDS:
         cli.add_command(command)
 

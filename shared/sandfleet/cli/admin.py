@@ -1,4 +1,4 @@
-"""Intervening, in any owner's name: ``cancel``, ``release``, ``destroy``, ``cordon``, ``drain``."""
+"""Intervening, in any owner's name: ``cancel``, ``release``, ``destroy``, ``cordon``, ``uncordon``, ``drain``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 import click
 
 from sandfleet import control
+from sandfleet.cli.completing import complete_nodes, complete_ops, complete_sandboxes
 from sandfleet.cli.context import Cli, fleet_command, pass_cli
-from sandfleet.cli.look import node_state, op_document
-from sandfleet.cli.output import note
+from sandfleet.cli.look import op_document
+from sandfleet.cli.output import note, printable
 from sandfleet.config import Settings
 from sandfleet.errors import InvalidArgument, SandboxLost, SandboxNotFound, Unavailable
+from sandfleet.fleet_facts import shown_state
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState, NodeView, SandboxInfo, SandboxState
 from sandfleet.store.base import OpView, Store
@@ -26,15 +28,17 @@ _POLL_S = 0.05
 
 
 @fleet_command("cancel", short_help="End an operation, waiting or running.")
-@click.argument("op_id", metavar="OP")
+@click.argument("op_id", metavar="OP", shell_complete=complete_ops)
 @pass_cli
 def cancel(cli: Cli, op_id: str) -> None:
     """End an operation: what has not begun never will, a running command's process group is killed.
 
+    Its caller gets `Cancelled`, or a result that says so. `sandfleet ops` shows the ids.
+
     \b
-    Example:
-      sandfleet ops                 shows the ids
-      sandfleet cancel 5d0c9f…
+    Examples:
+      sandfleet ops
+      sandfleet cancel 5d0c9f0e8c6a4d1b
     """
     with cli.store() as store:
         told = cancel_op(store, cli.settings(), op_id)
@@ -42,7 +46,7 @@ def cancel(cli: Cli, op_id: str) -> None:
 
 
 @fleet_command("release", short_help="Turn a sandbox warm if nobody is in it.")
-@click.argument("sandbox_id", metavar="ID")
+@click.argument("sandbox_id", metavar="ID", shell_complete=complete_sandboxes)
 @pass_cli
 def release(cli: Cli, sandbox_id: str) -> int:
     """Turn a sandbox warm if nobody is in it any more: it keeps running, ready for its thread.
@@ -50,7 +54,7 @@ def release(cli: Cli, sandbox_id: str) -> int:
     A process that still holds it keeps it in use. `sandfleet destroy` ends it whoever is in it.
 
     \b
-    Example:
+    Examples:
       sandfleet release 3f9a1c22
     """
     with cli.store() as store:
@@ -64,15 +68,17 @@ def release(cli: Cli, sandbox_id: str) -> int:
     return 0 if warm else 3
 
 
-@fleet_command("destroy")
-@click.argument("sandbox_id", metavar="ID")
+@fleet_command("destroy", short_help="End a sandbox, whatever runs in it.")
+@click.argument("sandbox_id", metavar="ID", shell_complete=complete_sandboxes)
 @click.option("--delete-data", is_flag=True, help="Delete the thread's files too.")
 @pass_cli
 def destroy(cli: Cli, sandbox_id: str, delete_data: bool) -> None:
     """End a sandbox, whatever runs in it. The thread's files stay, unless told otherwise.
 
+    The record of a lost sandbox is dropped. The thread's next acquire makes a new one.
+
     \b
-    Example:
+    Examples:
       sandfleet destroy 3f9a1c22
       sandfleet destroy 3f9a1c22 --delete-data
     """
@@ -94,36 +100,60 @@ def destroy(cli: Cli, sandbox_id: str, delete_data: bool) -> None:
     cli.show(document, lambda: click.echo(told))
 
 
-@fleet_command("cordon")
-@click.argument("node_id", metavar="NODE")
-@click.option("--undo", is_flag=True, help="Take new sandboxes again.")
+@fleet_command("cordon", short_help="Put no new sandboxes on a node.")
+@click.argument("node_id", metavar="NODE", shell_complete=complete_nodes)
+@click.option("--reason", default="", metavar="TEXT", help="Why: `sandfleet nodes` shows it to the others.")
+@click.option("--undo", is_flag=True, help="The same as `sandfleet uncordon`.")
 @pass_cli
-def cordon(cli: Cli, node_id: str, undo: bool) -> None:
-    """Put no new sandboxes on a node. Those it holds go on.
+def cordon(cli: Cli, node_id: str, reason: str, undo: bool) -> None:
+    """Put no new sandboxes on a node. Those it holds go on, and their threads are still served.
+
+    A node also cordons itself when the creates of several threads in a row failed.
 
     \b
-    Example:
-      sandfleet cordon node-1
-      sandfleet cordon node-1 --undo
+    Examples:
+      sandfleet cordon node-1 --reason 'new disk at noon'
+      sandfleet uncordon node-1
     """
-    state = NodeState.READY if undo else NodeState.CORDONED
+    _set_cordon(cli, node_id, NodeState.READY if undo else NodeState.CORDONED, "" if undo else reason)
+
+
+@fleet_command("uncordon", short_help="Let a node take new sandboxes again.")
+@click.argument("node_id", metavar="NODE", shell_complete=complete_nodes)
+@pass_cli
+def uncordon(cli: Cli, node_id: str) -> None:
+    """Let a node that was cordoned, by a person or by itself, take new sandboxes again.
+
+    \b
+    Examples:
+      sandfleet uncordon node-1
+    """
+    _set_cordon(cli, node_id, NodeState.READY, "")
+
+
+def _set_cordon(cli: Cli, node_id: str, state: NodeState, reason: str) -> None:
     with cli.store() as store:
-        _living(store, node_id)
-        store.set_node_state(node_id, state)
-    cli.show({"node_id": node_id, "state": state}, lambda: click.echo(f"node {node_id} is {state}"))
+        if _living(store, node_id).state is NodeState.DRAINING:
+            raise InvalidArgument(f"node {node_id} is draining and will leave; start it again instead", node_id=node_id)
+        store.set_node_state(node_id, state, reason=reason)
+    told = f"node {node_id} is {state}" + (f": {printable(reason)}" if reason else "")
+    cli.show({"node_id": node_id, "state": state, "reason": reason}, lambda: click.echo(told))
 
 
 @fleet_command("drain", short_help="Take a node out of the fleet, in order.")
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", shell_complete=complete_nodes)
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True,
               metavar="S", help="How long to wait until it left.")  # fmt: skip
 @pass_cli
 def drain(cli: Cli, node_id: str, timeout_s: float) -> None:
     """Take a node out of the fleet: it takes nothing new, answers what has not begun, ends its sandboxes, leaves.
 
+    Its sandboxes' files stay on its data root; their threads go on where that root is served.
+
     \b
-    Example:
+    Examples:
       sandfleet drain node-1
+      sandfleet drain node-1 --timeout 300
     """
     with cli.store() as store:
         told = _drain(store, cli.settings(), node_id, timeout_s)
@@ -213,7 +243,7 @@ def _living(store: Store, node_id: str) -> NodeView:
         raise InvalidArgument(f"no node {node_id}; `sandfleet nodes` lists those there are", node_id=node_id)
     if not found[0].alive or found[0].state is NodeState.GONE:
         raise InvalidArgument(
-            f"node {node_id} is {node_state(found[0])}; it takes nothing, and what it held was answered for",
+            f"node {node_id} is {shown_state(found[0])}; it takes nothing, and what it held was answered for",
             node_id=node_id,
         )
     return found[0]
@@ -269,4 +299,4 @@ def _progress(text: str) -> None:
         click.echo(f"\r\033[K{text}", nl=False, err=True)
 
 
-COMMANDS = (cancel, release, destroy, cordon, drain)
+COMMANDS = (cancel, release, destroy, cordon, uncordon, drain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -13,7 +14,9 @@ import click
 
 from sandfleet.cli.output import show
 from sandfleet.cli.running import find_running
-from sandfleet.config import Settings
+from sandfleet.config import Loaded, Settings, load_settings
+from sandfleet.config.environ import NO_FILE
+from sandfleet.config.found import Found
 from sandfleet.errors import (
     CapacityError,
     ConfigError,
@@ -27,6 +30,9 @@ from sandfleet.store import Store, open_store
 
 __all__ = ["Cli", "advice", "exit_code", "fleet_command", "pass_cli", "signals_as_interrupt"]
 
+_CONFIG = "SANDFLEET_CONFIG"
+_RUNNING = "your running `sandfleet up`"
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -39,25 +45,34 @@ class Cli:
         self.json = False
 
     def settings(self, **given: Any) -> Settings:
-        """Settings from the options, the environment, or the running ``sandfleet up``, in this order.
+        """Settings from the options, the environment, the file, or the running ``sandfleet up``, in this order.
 
         Raises:
             ConfigError: One of them is wrong.
         """
-        settings = Settings.load(**{"redis_url": self.redis_url, "prefix": self.prefix, **given})
-        if self.redis_url or os.environ.get("SANDFLEET_REDIS_URL") or os.environ.get("REDIS_URL"):
-            return settings
-        running = find_running(settings.run_root)
+        return self.loaded(**given).settings
+
+    def loaded(self, **given: Any) -> Loaded:
+        """The same, with where each comes from."""
+        loaded = load_settings(**{"redis_url": self.redis_url, "prefix": self.prefix, **given})
+        if "redis_url" in loaded.found:
+            return loaded
+        running = find_running(loaded.settings.run_root)
         if running is None:
-            return settings
-        return Settings.load(
-            **{
-                "redis_url": str(running.get("redis_url")),
-                "prefix": self.prefix or str(running.get("prefix")),
-                "backend": running.get("backend") if not os.environ.get("SANDFLEET_BACKEND") else None,
-                **given,
-            }
-        )
+            return loaded
+        told = {
+            name: str(running[name]) for name in ("redis_url", "prefix", "backend", "data_root") if running.get(name)
+        }
+        taken = {name: value for name, value in told.items() if name not in loaded.found}
+        meant = {name: value for name, value in given.items() if value is not None}
+        loaded = load_settings(**{"prefix": self.prefix, **taken, **meant})
+        found = {name: Found(value, _RUNNING, name) for name, value in taken.items()}
+        return dataclasses.replace(loaded, found={**loaded.found, **found})
+
+    def named_redis(self) -> str | None:
+        """The Redis that an option, a variable or the file names; None when none of them does."""
+        loaded = load_settings(redis_url=self.redis_url)
+        return loaded.settings.redis_url if "redis_url" in loaded.found else None
 
     @contextmanager
     def store(self) -> Iterator[Store]:
@@ -98,23 +113,47 @@ def fleet_command(name: str, **attributes: Any) -> Callable[[F], click.Command]:
 
 
 def global_options() -> list[click.Option]:
-    """``--redis-url``, ``--prefix`` and ``--json``, which work before and after a command's name."""
+    """``--config``, ``--redis-url``, ``--prefix`` and ``--json``, which work before and after a command's name."""
 
     def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value:
             setattr(ctx.ensure_object(Cli), str(param.name), value)
 
+    def name_file(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+        if value:
+            ctx.find_root().call_on_close(_name_file(value))
+
     shared: dict[str, Any] = {"expose_value": False, "callback": keep, "is_eager": True}
     return [
         click.Option(
+            ["--config"],
+            metavar="FILE",
+            help="Configuration file.  [SANDFLEET_CONFIG, ./sandfleet.yaml, ~/.config/sandfleet/config.yaml]",
+            **{**shared, "callback": name_file},
+        ),
+        click.Option(
             ["--redis-url"],
             metavar="URL",
-            help="Redis of the fleet.  [SANDFLEET_REDIS_URL, REDIS_URL, or that of your running `sandfleet up`]",
+            help="Redis of the fleet.  [SANDFLEET_REDIS_URL, REDIS_URL, the file's, that of your `sandfleet up`]",
             **shared,
         ),
         click.Option(["--prefix"], metavar="TEXT", help="Prefix of the fleet's keys (SANDFLEET_PREFIX).", **shared),
         click.Option(["--json"], is_flag=True, help="Print one JSON document.", **shared),
     ]
+
+
+def _name_file(file: str) -> Callable[[], None]:
+    """Name the file in this process' environment, where every part and every child looks; how to take it back."""
+    before = os.environ.get(_CONFIG)
+    os.environ[_CONFIG] = os.path.abspath(os.path.expanduser(file)) if file != NO_FILE else file
+
+    def take_back() -> None:
+        if before is None:
+            os.environ.pop(_CONFIG, None)
+        else:
+            os.environ[_CONFIG] = before
+
+    return take_back
 
 
 def exit_code(error: SandfleetError) -> int:

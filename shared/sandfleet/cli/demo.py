@@ -35,7 +35,7 @@ def demo(cli: Cli, nodes: int, backend: str) -> int:
     what it should.
 
     \b
-    Example:
+    Examples:
       sandfleet demo
       sandfleet demo --json
     """

@@ -57,7 +57,8 @@ def doctor(cli: Cli) -> int:
     Exits with 1 when something failed; warnings do not count.
 
     \b
-    Example:
+    Examples:
+      sandfleet doctor
       sandfleet doctor --redis-url redis://:PASSWORD@10.0.0.5:6379/0
     """
     checks = list(examine(cli.settings()))

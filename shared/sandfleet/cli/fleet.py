@@ -13,11 +13,13 @@ from typing import Any, NoReturn
 
 import click
 
+from sandfleet.backends import shown_backend
 from sandfleet.cli.context import Cli, fleet_command, pass_cli, signals_as_interrupt
 from sandfleet.cli.output import note
 from sandfleet.cli.running import Announcement
 from sandfleet.config import Settings
 from sandfleet.connection import redacted
+from sandfleet.flower import DEFAULT_PORT, check_flower, new_password
 from sandfleet.stack import Stack, child_environ
 from sandfleet.store import open_store
 
@@ -29,38 +31,43 @@ _WATCH_S = 0.5
 @fleet_command("up", short_help="Run a whole fleet on this machine.")
 @click.option("--nodes", type=click.IntRange(1, 64), default=1, show_default=True, help="Node processes to run.")
 @click.option("--replicas", type=click.IntRange(1, 100_000), help="Sandboxes each node holds at most.  [16]")
-@click.option("--backend", help="What a sandbox is: local (bubblewrap) or mock.  [local]")
+@click.option("--backend", help="What a sandbox is: local (bubblewrap), host (not isolated) or mock.  [local]")
 @click.option("--data-root", type=click.Path(file_okay=False, path_type=Path), help="Where threads' files lie.")
 @click.option("--durable", is_flag=True, help="The private Redis writes every change to disk.")
+@click.option("--flower", is_flag=True, help="Run Flower too: every task in a browser.")
+@click.option("--flower-port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True)
 @pass_cli
-def up(cli: Cli, /, nodes: int, durable: bool, **given: Any) -> int:
+def up(cli: Cli, /, nodes: int, durable: bool, flower: bool, flower_port: int, **given: Any) -> int:
     """Run a whole fleet on this machine, in the foreground: Redis, a scheduler and nodes.
 
-    A private Redis is started unless --redis-url, SANDFLEET_REDIS_URL or REDIS_URL names one. While it runs, your
+    A private Redis is started unless an option, a variable or the configuration file names one. While it runs, your
     other sandfleet commands find it by themselves. Ctrl-C ends everything.
 
     \b
-    Example:
+    Examples:
       sandfleet up --nodes 2
-      sandfleet exec --thread alice -- uname -a       (in another terminal)
+      sandfleet exec --thread alice -- uname -a       # in another terminal
+      sandfleet up --flower
     """
-    return _up(cli, nodes, durable, given)
+    return _up(cli, nodes, durable, flower_port if flower else None, given)
 
 
-@fleet_command("scheduler")
+@fleet_command("scheduler", short_help="Run one scheduler.")
 @click.option("--loglevel", default="INFO", show_default=True)
 @pass_cli
 def scheduler(cli: Cli, loglevel: str) -> NoReturn:
     """Run one scheduler. Any number may run; they share their work.
 
+    It gives threads their places, answers for nodes that died, and takes what plain Celery callers send.
+
     \b
-    Example:
+    Examples:
       sandfleet scheduler --redis-url redis://:PASSWORD@10.0.0.5:6379/0
     """
     _become("sandfleet_scheduler", cli.settings(), ["--loglevel", loglevel])
 
 
-@fleet_command("worker")
+@fleet_command("worker", short_help="Run one node, which holds sandboxes.")
 @click.option("--node-id", metavar="ID", help="This node's id.  [first free <host>-<n>]")
 @click.option("--replicas", type=click.IntRange(1, 100_000), help="Sandboxes this node holds at most.  [16]")
 @click.option("--backend", "backends", multiple=True, help="A backend to offer; may be repeated.  [local]")
@@ -72,9 +79,12 @@ def scheduler(cli: Cli, loglevel: str) -> NoReturn:
 def worker(cli: Cli, /, loglevel: str, backends: tuple[str, ...], labels: tuple[str, ...], **given: Any) -> NoReturn:
     """Run one node: it takes sandboxes for as long as it runs. It only dials out, to Redis.
 
+    Any machine that reaches Redis joins like this, also behind NAT. SIGTERM ends it in order: `sandfleet drain`.
+
     \b
-    Example, on any machine that reaches Redis:
+    Examples:
       sandfleet worker --redis-url redis://:PASSWORD@10.0.0.5:6379/0 --replicas 32
+      sandfleet worker --node-id gpu-1 --label gpu=yes --label zone=a
     """
     wrong = [label for label in labels if not re.fullmatch(r"[^=,]+=[^,]*", label)]
     if wrong:
@@ -87,6 +97,30 @@ def worker(cli: Cli, /, loglevel: str, backends: tuple[str, ...], labels: tuple[
     # In the environment too, but `ps` should tell nodes apart.
     named = ["--node-id", settings.node_id] if settings.node_id else []
     _become("sandfleet_workers", settings, [*named, "--loglevel", loglevel])
+
+
+@fleet_command("flower", short_help="Run Flower: every task in a browser.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, show_default=True)
+@click.option("--user", "flower_user", help="Who may log in.  [sandfleet]")
+@pass_cli
+def flower(cli: Cli, address: str, port: int, flower_user: str | None) -> NoReturn:
+    """Run Flower for a fleet, with a password: SANDFLEET_FLOWER_PASSWORD, or a new one that is printed once.
+
+    Nodes and schedulers send what it shows when they run with SANDFLEET_TASK_EVENTS=1. Put TLS in front of it before
+    it listens on anything but loopback.
+
+    \b
+    Examples:
+      sandfleet flower --redis-url redis://:PASSWORD@10.0.0.5:6379/0
+    """
+    check_flower()
+    settings = cli.settings(flower_user=flower_user)
+    if not settings.flower_password:
+        settings = settings.model_copy(update={"flower_password": new_password()})
+        note(f"Flower's password for {settings.flower_user}, told this once: {settings.flower_password}")
+    note(f"Flower at http://{address}:{port}/")
+    _become("sandfleet.flower", settings, ["--address", address, "--port", str(port)])
 
 
 def _become(package: str, settings: Settings, arguments: list[str]) -> NoReturn:
@@ -103,9 +137,9 @@ def _become(package: str, settings: Settings, arguments: list[str]) -> NoReturn:
 # --- up ----------------------------------------------------------------------------------------
 
 
-def _up(cli: Cli, nodes: int, durable: bool, given: dict[str, Any]) -> int:
+def _up(cli: Cli, nodes: int, durable: bool, flower_port: int | None, given: dict[str, Any]) -> int:
     settings = Settings.load(redis_url=cli.redis_url, prefix=cli.prefix, **given)
-    redis_url = _named_redis(cli)
+    redis_url = cli.named_redis()
     prefix = "node" if redis_url is None else _host()
     announcement = Announcement(settings.run_root)
     try:
@@ -116,14 +150,20 @@ def _up(cli: Cli, nodes: int, durable: bool, given: dict[str, Any]) -> int:
                 durable=durable,
                 # A node id cannot begin with a dot, so no node's directory is in the way.
                 state_dir=settings.run_root / ".up",
+                flower_port=flower_port,
                 **{**given, "prefix": cli.prefix, "data_root": settings.data_root, "run_root": settings.run_root},
             )
-            note(f"starting {'' if redis_url else 'Redis, '}a scheduler and {nodes} node{'s'[: nodes > 1]} …")
+            also = "" if flower_port is None else " and Flower"
+            note(f"starting {'' if redis_url else 'Redis, '}a scheduler, {nodes} node{'s'[: nodes > 1]}{also} …")
             try:
                 stack.start()
                 facts = _facts(stack)
                 announcement.tell(facts)
-                cli.show(facts, lambda: _welcome(stack, own_redis=redis_url is None))
+                new = not settings.flower_password
+                cli.show(
+                    {**facts, **_flower_facts(stack, new=new)},
+                    lambda: _welcome(stack, own_redis=redis_url is None, new_password=new),
+                )
                 sys.stdout.flush()
                 return _watch(stack)
             except KeyboardInterrupt:
@@ -133,10 +173,6 @@ def _up(cli: Cli, nodes: int, durable: bool, given: dict[str, Any]) -> int:
                 stack.stop()
     finally:
         announcement.close()
-
-
-def _named_redis(cli: Cli) -> str | None:
-    return cli.redis_url or os.environ.get("SANDFLEET_REDIS_URL") or os.environ.get("REDIS_URL") or None
 
 
 def _host() -> str:
@@ -157,7 +193,15 @@ def _facts(stack: Stack) -> dict[str, Any]:
     }
 
 
-def _welcome(stack: Stack, *, own_redis: bool) -> None:
+def _flower_facts(stack: Stack, *, new: bool) -> dict[str, Any]:
+    """Where Flower is; a password that was made for this run is told here and nowhere else."""
+    if stack.flower_port is None:
+        return {}
+    facts = {"flower_url": f"http://127.0.0.1:{stack.flower_port}/", "flower_user": stack.settings.flower_user}
+    return {**facts, "flower_password": stack.settings.flower_password} if new else facts
+
+
+def _welcome(stack: Stack, *, own_redis: bool, new_password: bool) -> None:
     settings = stack.settings
     if stack.redis is not None:
         click.echo(f"Redis      pid {stack.redis.pid:<8} {redacted(settings.redis_url)}")
@@ -166,8 +210,12 @@ def _welcome(stack: Stack, *, own_redis: bool) -> None:
     click.echo(f"scheduler  pid {stack.scheduler.pid}")
     for node_id, process in stack.nodes.items():
         click.echo(
-            f"{node_id:<10} pid {process.pid:<8} {settings.replicas} sandboxes at most, backend {settings.backend}"
+            f"{node_id:<10} pid {process.pid:<8} {settings.replicas} sandboxes at most, "
+            f"backend {shown_backend(settings.backend)}"
         )
+    if stack.flower_port is not None:
+        secret = f"password {settings.flower_password} (told this once)" if new_password else "your password"
+        click.echo(f"Flower     http://127.0.0.1:{stack.flower_port}/  user {settings.flower_user}, {secret}")
     click.echo(f"data in    {settings.data_root}")
     click.echo(f"logs in    {stack.log_dir}")
     click.echo("")
@@ -197,4 +245,4 @@ def _watch(stack: Stack) -> int:
         never.wait(_WATCH_S)
 
 
-COMMANDS = (up, scheduler, worker)
+COMMANDS = (up, scheduler, worker, flower)

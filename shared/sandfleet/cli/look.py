@@ -9,9 +9,12 @@ from typing import Any
 
 import click
 
+from sandfleet.backends import shown_backend
+from sandfleet.cli.completing import complete_nodes, complete_stories, complete_threads
 from sandfleet.cli.context import Cli, fleet_command, pass_cli
 from sandfleet.cli.output import age, printable, table
 from sandfleet.errors import SandboxNotFound
+from sandfleet.fleet_facts import shown_state
 from sandfleet.model import NodeView, SandboxInfo
 from sandfleet.store.base import OpView, Store
 
@@ -19,21 +22,26 @@ __all__ = ["COMMANDS", "op_document", "story_of"]
 
 
 @fleet_command("ls", short_help="List the sandboxes.")
-@click.option("--thread", "-t", metavar="T", help="Only this thread's.")
-@click.option("--user", "-u", metavar="U", help="Only this user's.")
-@click.option("--node", metavar="ID", help="Only on this node.")
+@click.option("--thread", "-t", metavar="T", help="Only this thread's.", shell_complete=complete_threads)
+@click.option("--user", "--user-id", "-u", "user", metavar="U", help="Only this user's.")
+@click.option("--node", metavar="ID", help="Only on this node.", shell_complete=complete_nodes)
 @pass_cli
 def ls(cli: Cli, thread: str | None, user: str | None, node: str | None) -> None:
     """List the sandboxes: whose they are, where they live, what state they are in.
 
-    A warm one runs with nobody in it, ready for its thread.
+    A warm one runs with nobody in it, ready for its thread. A lost one died with its node. AGENTS counts the
+    processes that hold it, OPS what waits or runs in it.
 
     \b
-    Example:
+    Examples:
+      sandfleet ls
       sandfleet ls --user 42
+      sandfleet ls --node node-1 --json
     """
     with cli.store() as store:
-        found = store.sandboxes(node_id=node, thread_id=thread, user_id=user)
+        found = store.sandboxes(thread_id=thread, user_id=user)
+        # Asked for by node, the store gives what takes a place there; the lost are worth seeing too.
+        found = [info for info in found if node is None or info.node_id == node]
         now_s = store.now_ms() / 1000
     cli.show({"sandboxes": [asdict(info) for info in found]}, lambda: _show_sandboxes(found, now_s))
 
@@ -41,27 +49,31 @@ def ls(cli: Cli, thread: str | None, user: str | None, node: str | None) -> None
 @fleet_command("nodes", short_help="List the nodes.")
 @pass_cli
 def nodes(cli: Cli) -> None:
-    """List the nodes: whether they live, how full they are, what they offer.
+    """List the nodes: whether they live, how full they are, what they offer, and why one is cordoned.
+
+    SANDBOXES are the places taken, of those the node has. Threads that wait for a place are counted below.
 
     \b
-    Example:
+    Examples:
+      sandfleet nodes
       sandfleet nodes --json
     """
     with cli.store() as store:
-        found, now_s = store.nodes(), store.now_ms() / 1000
-    cli.show({"nodes": [asdict(node) for node in found]}, lambda: _show_nodes(found, now_s))
+        found, line, now_s = store.nodes(), store.line_length(), store.now_ms() / 1000
+    cli.show({"nodes": [asdict(node) for node in found], "line": line}, lambda: _show_nodes(found, line, now_s))
 
 
 @fleet_command("ops", short_help="List the operations that wait or run.")
-@click.option("--node", metavar="ID", help="Only on this node.")
+@click.option("--node", metavar="ID", help="Only on this node.", shell_complete=complete_nodes)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=200, show_default=True)
 @pass_cli
 def ops(cli: Cli, node: str | None, limit: int) -> None:
     """List the operations that wait or run, oldest first. `sandfleet cancel OP` ends one.
 
     \b
-    Example:
-      sandfleet ops --node node-1
+    Examples:
+      sandfleet ops
+      sandfleet ops --node node-1 --limit 20
     """
     with cli.store() as store:
         found, now_ms = store.ops(node_id=node, limit=limit), store.now_ms()
@@ -69,14 +81,15 @@ def ops(cli: Cli, node: str | None, limit: int) -> None:
 
 
 @fleet_command("story", short_help="Tell what happened to a sandbox, node or op.")
-@click.argument("key", metavar="ID")
+@click.argument("key", metavar="ID", shell_complete=complete_stories)
 @pass_cli
 def story(cli: Cli, key: str) -> None:
     """Tell what happened to a sandbox, a node or an operation, as a time line. Stories are kept a day.
 
     \b
-    Example:
+    Examples:
       sandfleet story 3f9a1c22
+      sandfleet story node-1
     """
     with cli.store() as store:
         told = story_of(store, key)
@@ -94,7 +107,7 @@ def _show_sandboxes(found: list[SandboxInfo], now_s: float) -> None:
             info.user_id,
             info.state,
             info.node_id,
-            info.backend,
+            shown_backend(info.backend),
             age(now_s - info.created_at),
             age(now_s - info.used_at),
             info.agents,
@@ -106,20 +119,15 @@ def _show_sandboxes(found: list[SandboxInfo], now_s: float) -> None:
     table(columns, rows, empty="No sandboxes. Make one: sandfleet exec --thread alice -- uname -a")
 
 
-def node_state(node: NodeView) -> str:
-    """The state a person asks for: a node without a lease is dead, whatever it said last."""
-    return str(node.state) if node.alive or node.state.value == "gone" else "dead"
-
-
-def _show_nodes(found: list[NodeView], now_s: float) -> None:
-    rows = [
+def _show_nodes(found: list[NodeView], line: int, now_s: float) -> None:
+    rows: list[tuple[object, ...]] = [
         (
             node.node_id,
-            node_state(node),
+            shown_state(node),
             f"{node.places}/{node.replicas}",
             node.warm,
             node.inflight,
-            ",".join(node.backends),
+            ",".join(map(shown_backend, node.backends)),
             ",".join(f"{k}={v}" for k, v in node.labels.items()),
             node.host,
             node.pid,
@@ -127,8 +135,15 @@ def _show_nodes(found: list[NodeView], now_s: float) -> None:
         )
         for node in found
     ]
-    columns = ("node", "state", "sandboxes", "warm", "ops", "backends", "labels", "host", "pid", "since")
+    columns: tuple[str, ...] = (
+        "node", "state", "sandboxes", "warm", "ops", "backends", "labels", "host", "pid", "since"
+    )  # fmt: skip
+    if any(node.reason for node in found):
+        columns = (*columns, "reason")
+        rows = [(*row, node.reason) for row, node in zip(rows, found, strict=True)]
     table(columns, rows, empty="No nodes. Start one: sandfleet worker   (or a whole fleet: sandfleet up)")
+    if line:
+        click.echo(f"{line} {'thread waits' if line == 1 else 'threads wait'} in line for a place")
 
 
 def _show_ops(found: list[OpView], now_ms: int) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import shlex
 import signal
-import stat
-import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
-from sandfleet.cli.context import Cli, fleet_command, pass_cli
+from sandfleet.cli.completing import complete_threads
+from sandfleet.cli.context import Cli, fleet_command, pass_cli, signals_as_interrupt
 from sandfleet.cli.output import note
+from sandfleet.cli.streams import environment, pass_on, piped_in, read_stdin, size
+from sandfleet.errors import SandfleetError
 from sandfleet.ids import new_op_id
 from sandfleet.model import CommandResult
 from sandfleet.sandbox import Sandbox
@@ -19,53 +21,83 @@ from sandfleet.sandbox import Sandbox
 __all__ = ["COMMANDS", "command_of", "exit_code_of"]
 
 _TIMED_OUT = 124
+_MOST_OUTPUT = 32 * 1024**2
 _SHELL_WORDS = frozenset("|&;<>()$`\\\"' \t\n*?[]#~={}!")
 
 
 @fleet_command(
     "exec", short_help="Run a command in a thread's sandbox.", context_settings={"allow_interspersed_args": False}
 )
-@click.option("--thread", "-t", required=True, metavar="T", help="Whose sandbox: it is made if there is none.")
-@click.option("--user", "-u", metavar="U", help="The thread's user.")
+@click.option("--thread", "-t", required=True, metavar="T", help="Whose sandbox: it is made if there is none.",
+              shell_complete=complete_threads)  # fmt: skip
+@click.option("--user", "--user-id", "-u", "user", metavar="U", help="The thread's user.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), metavar="S", help="End it after S s.")
 @click.option("--cwd", metavar="DIR", help="Where it starts.  [/mnt/user-data/workspace]")
-@click.option("--env", "-e", multiple=True, metavar="K=V", help="A further environment variable; may be repeated.")
-@click.option("--no-stdin", "-n", is_flag=True, help="Do not pass on what is piped in.")
+@click.option("--session", metavar="NAME", help="Run in the persistent shell NAME: cd and exports stay for the next.")
+@click.option("--env", "-e", multiple=True, metavar="K[=V]", help="A variable; K alone takes its value from here.")
+@click.option(
+    "--env-file", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="Variables, K=V lines."
+)
+@click.option("--stdin", "-i", "stdin", is_flag=True, help="Pass standard input on, even from a terminal.")
+@click.option("--no-stdin", "-n", is_flag=True, help="Leave standard input alone.")
+@click.option("--max-output", "max_output_bytes", callback=size(_MOST_OUTPUT), default="8M", show_default=True,
+              metavar="SIZE", help="Kept of each stream; more is dropped and told.")  # fmt: skip
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @pass_cli
-def execute(cli: Cli, /, thread: str, user: str | None, no_stdin: bool, command: tuple[str, ...], **how: Any) -> int:
+def execute(
+    cli: Cli, /, thread: str, user: str | None, stdin: bool, no_stdin: bool, command: tuple[str, ...], **how: Any
+) -> int:
     """Run a command in a thread's sandbox and exit with its exit code.
 
-    One argument is a shell line, several are a program and its arguments. Output and errors arrive on their own
-    streams. 124 is a timeout, 128+N the end by signal N.
+    One argument is a shell line, several are a program and its arguments; options of sandfleet stand before the
+    command. What the command writes arrives as the bytes it wrote, each stream on its own, when it has ended.
+
+    A pipe or a file on standard input is passed on by itself, as ssh does (docker and kubectl want -i, which is
+    understood and also reads a terminal until Ctrl-D). In a loop that reads lines, and under cron, say -n, or the
+    command swallows the rest.
+
+    Exits with the command's code, 124 when the timeout ended it, 128+N when signal N did, 130 after Ctrl-C (which
+    cancels the command); 2, 3 and 4 also tell that the call was wrong, the fleet away or full, the sandbox gone.
 
     \b
     Examples:
       sandfleet exec --thread alice -- python3 -c 'print(6 * 7)'
       sandfleet exec --thread alice -- 'ls -la | wc -l'
       cat data.csv | sandfleet exec --thread alice -- 'cat > data.csv'
+      sandfleet exec --thread alice --session build -- 'cd src && export MODE=debug'
+      sandfleet exec --thread alice --timeout 60 --env-file job.env --env TOKEN -- ./job.sh
     """
-    how["env"] = _environment(how["env"])
-    stdin = None if no_stdin else _piped_in()
-    with cli.provider() as provider:
-        sandbox_id = provider.acquire(thread, user_id=user)
-        sandbox = provider.get(sandbox_id)
-        assert sandbox is not None  # the id was just given
-        try:
-            result = _run(sandbox, command_of(command), stdin, how)
-        finally:
-            provider.release(sandbox_id)
+    if stdin and no_stdin:
+        raise click.UsageError("--stdin and --no-stdin contradict each other")
+    how["env"] = environment(how["env"], how.pop("env_file"))
+    how["errors"] = "replace" if cli.json else "surrogateescape"
+    # A session is one shell that goes on; its commands have no standard input of their own.
+    wants_stdin = stdin or (not no_stdin and how["session"] is None and piped_in())
+    with signals_as_interrupt():
+        given = read_stdin() if wants_stdin else None
+        with cli.provider() as provider:
+            sandbox_id = provider.acquire(thread, user_id=user)
+            sandbox = provider.get(sandbox_id)
+            assert sandbox is not None  # the id was just given
+            try:
+                result = _run(sandbox, command_of(command, as_line=how["session"] is not None), given, how)
+            finally:
+                provider.release(sandbox_id)
     code = exit_code_of(result)
     document = {**result, "sandbox_id": sandbox_id, "thread_id": thread, "user_id": user, "exit_status": code}
-    cli.show(document, lambda: _pass_on(result))
+    cli.show(document, lambda: pass_on(result.stdout, result.stderr))
+    _remark(result, how["max_output_bytes"])
     return code
 
 
-def command_of(words: tuple[str, ...]) -> str | list[str]:
-    """What to run: one argument that a shell must read is a command line, everything else an argv."""
-    if len(words) == 1 and _SHELL_WORDS & set(words[0]):
+def command_of(words: tuple[str, ...], *, as_line: bool = False) -> str | list[str]:
+    """What to run: one argument that a shell must read is a command line, everything else an argv.
+
+    With ``as_line`` always a command line: a persistent shell reads nothing else.
+    """
+    if len(words) == 1 and (as_line or _SHELL_WORDS & set(words[0])):
         return words[0]
-    return list(words)
+    return shlex.join(words) if as_line else list(words)
 
 
 def exit_code_of(result: CommandResult) -> int:
@@ -86,33 +118,19 @@ def _run(sandbox: Sandbox, command: str | list[str], stdin: bytes | None, how: d
         return sandbox.run(command, stdin=stdin, op_id=op_id, **how)
     except KeyboardInterrupt:
         note("cancelling …")
-        sandbox.cancel(op_id)
+        try:
+            sandbox.cancel(op_id)
+        except SandfleetError as exc:
+            note(f"sandfleet: it may still run ({exc}); `sandfleet cancel {op_id}` ends it")
         raise
 
 
-def _environment(pairs: tuple[str, ...]) -> dict[str, str]:
-    for pair in pairs:
-        if "=" not in pair:
-            raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--env")
-    return dict(pair.split("=", 1) for pair in pairs)
-
-
-def _piped_in() -> bytes | None:
-    """What a pipe, a socket or a file feeds us; None from a terminal or /dev/null."""
-    try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (OSError, ValueError, AttributeError):
-        return None
-    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISREG(mode):
-        return sys.stdin.buffer.read()
-    return None
-
-
-def _pass_on(result: CommandResult) -> None:
-    click.echo(result.stdout, nl=False)
-    click.echo(result.stderr, nl=False, err=True)
+def _remark(result: CommandResult, max_output_bytes: int) -> None:
     if result.truncated:
-        note("sandfleet: the output was longer than what is kept (1 MiB a stream)")
+        note(
+            f"sandfleet: the output was longer than the {max_output_bytes} bytes kept of a stream, and is not complete "
+            "(--max-output, at most 32M; beyond that write to a file and `sandfleet cp` it)"
+        )
     if result.cancelled:
         note("sandfleet: somebody cancelled it")
     if result.timed_out:

@@ -16,6 +16,11 @@ The facts kept here (``{p}`` is the deployment's prefix):
 ``{p}warm:{node}``         zset sandbox id → since when nobody is in it
 ``{p}agents:{sid}``        zset agent → expiry;  ``{p}busy:{sid}`` zset op id → expiry
 ``{p}waiting:{digest}``    hash of acquires that wait for this thread's sandbox, and the last request for one
+``{p}failing:{digest}``    hash: how often its creates failed in a row, when the next may be tried, the last error
+``{p}parked``              zset digest → its turn in the line for a place; ``{p}parked:{digest}`` hash of the request;
+                           ``{p}turns:{user}`` zset digest → turn; ``{p}line`` hash: turn reached, ``serve`` message
+``{p}stopping:{node}``     zset sandbox id → since when it is being removed
+``{p}user:{user}``         zset sandbox id → reservation expiry: the places of one user
 ``{p}op:{op_id}``          hash: the op record;  ``{p}inflight:{node}`` zset op id → sequence
 ``{p}answer:{op_id}``      string: a reply too big to be kept as long as its record
 ``{p}reply:{client}``      stream of replies
@@ -26,12 +31,15 @@ The facts kept here (``{p}`` is the deployment's prefix):
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState, NodeView, SandboxInfo, SandboxSpec
+from sandfleet.store.collecting import Collecting
+from sandfleet.store.exchange import Exchange
+from sandfleet.store.line import Line
 from sandfleet.store.values import (
     Acquired,
     Claim,
@@ -39,12 +47,14 @@ from sandfleet.store.values import (
     NodeRecord,
     OpRecord,
     OpView,
+    Parked,
     Push,
     Recorded,
     Renewal,
     Reply,
     Reserved,
     Route,
+    Swept,
     Waiter,
     wants_errors_only,
 )
@@ -56,6 +66,7 @@ __all__ = [
     "NodeRecord",
     "OpRecord",
     "OpView",
+    "Parked",
     "Push",
     "Recorded",
     "Renewal",
@@ -63,12 +74,13 @@ __all__ = [
     "Reserved",
     "Route",
     "Store",
+    "Swept",
     "Waiter",
     "wants_errors_only",
 ]
 
 
-class Store(ABC):
+class Store(Line, Exchange, Collecting):
     """Shared state. Thread-safe. Every method is one atomic transition (one round trip in Redis).
 
     Raises (any method):
@@ -111,8 +123,13 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def set_node_state(self, node_id: str, state: NodeState, *, incarnation: str | None = None) -> bool:
+    def set_node_state(
+        self, node_id: str, state: NodeState, *, incarnation: str | None = None, reason: str = ""
+    ) -> bool:
         """Cordon, drain or open a node; False if no such node, or if ``incarnation`` is given and another is current.
+
+        ``reason`` is shown with the node until it is ready again or gets another state; without one, a node that has
+        that state already keeps the reason it has.
 
         ``GONE`` is what a leaving node says of itself last: its lease is deleted with it, so that
         `close_incarnation` may follow at once.
@@ -150,7 +167,8 @@ class Store(ABC):
 
         A live sandbox counts only while its node's lease is unexpired and the node is not draining/gone (a
         cordoned node still serves its own). An expired ``creating`` reservation counts as nothing. ``wait_s``
-        bounds how long the parked waiter is kept. The same waiter (op_id) parked twice is kept once.
+        bounds how long the parked waiter is kept. The same waiter (op_id) parked twice is kept once. A thread whose
+        creates fail (see `create_failed`) is told ``backing_off`` until it may be tried again.
 
         Raises:
             Busy: A thousand acquires wait for this thread already.
@@ -166,8 +184,17 @@ class Store(ABC):
         incarnation: str,
         data_id: str,
         expires_s: float,
+        burst: bool = False,
+        max_per_user: int = 0,
+        from_line: bool = False,
     ) -> Reserved:
         """Take a place on a node for a thread, atomically with the check that it has none: see `Reserved`.
+
+        ``burst`` may go ``burst_limit`` places above the node's ``replicas``. ``max_per_user`` bounds the places of
+        the identity's user (0, or no user: no bound), whatever their state; the thread's own old sandbox that is
+        superseded does not count. While anybody stands in line (`park`), a thread that was not read from it
+        (``from_line``) is told ``queued``, but for a burst above the replicas, for which nobody there waits. A thread
+        that gets a place leaves the line.
 
         The sandbox id is the first of `sandbox_id_candidates` that is free or already this identity's.
         The epoch is max(last epoch of the thread + 1, store time in µs). The thread's home becomes ``data_id``.
@@ -185,7 +212,11 @@ class Store(ABC):
 
     @abstractmethod
     def create_failed(self, route: Route, error: Mapping[str, Any]) -> bool:
-        """Give the place back and answer the waiters with the wire ``error``. False if not this route's."""
+        """Give the place back and answer the waiters with the wire ``error``. False if not this route's.
+
+        With the code ``start_failed`` the thread backs off from its second failure in a row on: 1 s, then twice as
+        long each time, a minute at most. `created` ends that, and so do ten minutes without another failure.
+        """
 
     @abstractmethod
     def answer_waiters(self, identity: Identity, error: Mapping[str, Any]) -> int:
@@ -216,11 +247,21 @@ class Store(ABC):
 
     @abstractmethod
     def begin_stop(
-        self, sandbox_id: str, *, owner: str | None, force: bool, reason: str, if_warm_before_ms: int | None = None
+        self,
+        sandbox_id: str,
+        *,
+        owner: str | None,
+        force: bool,
+        reason: str,
+        if_warm_before_ms: int | None = None,
+        if_idle_before_ms: int | None = None,
     ) -> Recorded:
         """live → stopping. ``recorded`` with the route; not_found (also when ``owner`` is given and differs); busy: in
         use (an unexpired agent or op) and not ``force``, or with ``if_warm_before_ms``: not warm or warm since later
-        than that; stopping: it already was (route given); lost: it was lost and is now forgotten; creating."""
+        than that; stopping: it already was (route given); lost: it was lost and is now forgotten; creating.
+
+        ``if_idle_before_ms`` is for what is held but not used: agents do not protect it then, but it is busy with an
+        unexpired op in it (even with ``force``), or when it was used at or after that time."""
 
     @abstractmethod
     def stopped(self, route: Route) -> bool:
@@ -233,9 +274,9 @@ class Store(ABC):
         node. False if not this route's, stopping (`stopped` follows) or lost already."""
 
     @abstractmethod
-    def sweep(self, node_id: str, incarnation: str) -> list[tuple[str, int]]:
+    def sweep(self, node_id: str, incarnation: str) -> list[Swept]:
         """Node-local upkeep: drop expired agents, busy marks and reservations of this node's sandboxes; those with
-        nobody in them become warm. Gives (sandbox_id, warm since ms) of the node's warm sandboxes, oldest first.
+        nobody in them become warm. Gives every live one of this incarnation, the longest unused first.
         Expired reservations: sandbox record removed, waiters answered NotStarted."""
 
     @abstractmethod
@@ -246,7 +287,8 @@ class Store(ABC):
     def sandboxes(
         self, *, node_id: str | None = None, thread_id: str | None = None, user_id: str | None = None
     ) -> list[SandboxInfo]:
-        """All known sandboxes, sorted by id; filters are ANDed."""
+        """All known sandboxes, sorted by id; filters are ANDed. With ``node_id`` only those that take a place there
+        are read, whatever the size of the fleet: creating, live, warm, stopping, but no lost ones."""
 
     @abstractmethod
     def route(self, sandbox_id: str) -> Route | None:
@@ -311,71 +353,6 @@ class Store(ABC):
     @abstractmethod
     def queue_length(self, queue: str) -> int:
         """Messages that wait in a Celery queue."""
-
-    # --- replies -----------------------------------------------------------------------------
-
-    @abstractmethod
-    def open_replies(self, client: str, *, ttl_s: float) -> bool:
-        """Make sure the client's reply stream exists and lives ``ttl_s`` more; True if it had to be made (again)."""
-
-    @abstractmethod
-    def close_replies(self, client: str) -> None:
-        """Drop the stream: nobody will read it."""
-
-    @abstractmethod
-    def read_replies(self, client: str, cursor: str, *, block_s: float) -> list[Reply]:
-        """Entries after ``cursor`` ("0" = from the start), up to 500, waiting up to ``block_s`` for the first. Uses a
-        connection of its own: one reader thread per client calls this."""
-
-    @abstractmethod
-    def trim_replies(self, client: str, cursor: str) -> None:
-        """Drop the entries up to and including ``cursor``: they are handled, by this reader or another."""
-
-    @abstractmethod
-    def reply(self, waiter: Waiter, payload: str) -> bool:
-        """Append one reply for an acquire outside a transition (errors of the scheduler).
-
-        False if the client is gone.
-        """
-
-    # --- blobs: bytes above the inline limit -------------------------------------------------
-
-    @abstractmethod
-    def blob_begin(self, blob_id: str, *, client: str, size: int, ttl_s: float) -> None:
-        """Reserve ``size`` bytes of the budgets of this client and of the fleet.
-
-        Raises:
-            ByteBudgetExceeded: Over a budget, or Redis above 75 % of its ``maxmemory``; carries retry_after_s.
-        """
-
-    @abstractmethod
-    def blob_put(self, blob_id: str, index: int, chunk: bytes) -> None:
-        """Store chunk ``index`` with the expiry given at begin (which must have been called)."""
-
-    @abstractmethod
-    def blob_get(self, blob_id: str, index: int) -> bytes | None:
-        """A chunk, or None if it expired."""
-
-    @abstractmethod
-    def blob_drop(self, blob_id: str) -> None:
-        """Remove all chunks and give the budget back. Unknown ids are fine."""
-
-    # --- locks and stories -------------------------------------------------------------------
-
-    @abstractmethod
-    def lock(self, name: str, token: str, *, ttl_s: float) -> bool:
-        """Take or extend a lock that saves work (correctness comes from epochs)."""
-
-    @abstractmethod
-    def unlock(self, name: str, token: str) -> None:
-        """Give it back if it is still ours."""
-
-    @abstractmethod
-    def story(self, key: str) -> list[dict[str, Any]]:
-        """The recent transitions of one sandbox or node, oldest first: ``{"at_ms", "event", …}``.
-
-        At most 100, kept a day.
-        """
 
     @abstractmethod
     def keys(self) -> list[str]:

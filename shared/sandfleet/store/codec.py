@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sandfleet.errors import PayloadTooLarge
 from sandfleet.model import NodeState, NodeView, SandboxInfo, SandboxState
-from sandfleet.store.base import OpView, Route
+from sandfleet.store.base import OpView, Parked, Route, Swept
 
-__all__ = ["check_reply", "ms_of", "node_view", "op_view", "parse_route", "route_text", "sandbox_info", "wire_error"]
+__all__ = [
+    "brief_error",
+    "check_reply",
+    "in_order",
+    "ms_of",
+    "node_view",
+    "op_view",
+    "parked_entry",
+    "parse_route",
+    "route_text",
+    "sandbox_info",
+    "swept",
+    "wire_error",
+]
 
 MAX_REPLY_BYTES = 512 * 1024
+MAX_KEPT_ERROR = 4000
 
 
 def ms_of(seconds: float) -> int:
@@ -33,6 +48,33 @@ def parse_route(text: str) -> Route:
 def wire_error(error: Any) -> str:
     """A reply payload that carries a wire error."""
     return json.dumps({"error": dict(error)}, separators=(",", ":"))
+
+
+def brief_error(error: Mapping[str, Any]) -> str:
+    """A wire error as JSON of at most 4000 characters: facts go first, then the end of the message."""
+    text = json.dumps(dict(error), separators=(",", ":"))
+    if len(text) <= MAX_KEPT_ERROR:
+        return text
+    # JSON writes one character as twelve at most (a surrogate pair).
+    message = str(error.get("message", ""))[: MAX_KEPT_ERROR // 12 - 40]
+    return json.dumps({"code": str(error.get("code", ""))[:30], "message": message, "facts": {}}, separators=(",", ":"))
+
+
+def parked_entry(row: list[Any]) -> Parked:
+    """A row of the ``parked`` script."""
+    digest, score, user, request, since = row
+    return Parked(digest, user or None, request, score, int(since))
+
+
+def swept(row: list[Any]) -> Swept:
+    """A row of the ``sweep`` script."""
+    sandbox_id, created, used, warm_since, busy = row
+    return Swept(sandbox_id, int(created), int(used), int(float(warm_since)) if warm_since else None, bool(busy))
+
+
+def in_order(found: Iterable[Swept]) -> list[Swept]:
+    """The longest unused first."""
+    return sorted(found, key=lambda s: (s.used_ms if s.warm_since_ms is None else s.warm_since_ms, s.sandbox_id))
 
 
 def sandbox_info(row: list[Any]) -> SandboxInfo:
@@ -57,7 +99,7 @@ def sandbox_info(row: list[Any]) -> SandboxInfo:
 
 def node_view(row: list[Any]) -> NodeView:
     """A row of the ``nodes`` script."""
-    node_id, holder, places, warm, inflight, *flat = row
+    node_id, holder, places, creating, stopping, warm, idlest, inflight, *flat = row
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     return NodeView(
         node_id=node_id,
@@ -76,6 +118,11 @@ def node_view(row: list[Any]) -> NodeView:
         pid=int(fields["pid"]),
         version=fields["version"],
         load=json.loads(fields.get("load", "{}")),
+        burst_limit=int(fields.get("burst_limit", "0")),
+        creating=creating,
+        stopping=stopping,
+        reason=fields.get("reason", ""),
+        idlest=tuple((sid, int(float(since))) for sid, since in zip(idlest[::2], idlest[1::2], strict=True)),
     )
 
 

@@ -34,5 +34,14 @@ class Keys:
     def answer(self, op_id: str) -> str:
         return f"{self.prefix}answer:{op_id}"
 
+    def parked(self) -> str:
+        return f"{self.prefix}parked"
+
+    def line(self) -> str:
+        return f"{self.prefix}line"
+
+    def places(self, node_id: str) -> str:
+        return f"{self.prefix}places:{node_id}"
+
     def lock(self, name: str) -> str:
         return f"{self.prefix}lock:{name}"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from sandfleet.store.memory_collecting import MemoryCollecting
+from sandfleet.store.memory_line import MemoryLine
 from sandfleet.store.memory_nodes import MemoryNodes
 from sandfleet.store.memory_ops import MemoryOps
 from sandfleet.store.memory_replies import MemoryReplies
 from sandfleet.store.memory_sandboxes import MemorySandboxes
+from sandfleet.store.memory_threads import MemoryThreads
 
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore(MemoryNodes, MemorySandboxes, MemoryOps, MemoryReplies):
+class MemoryStore(MemoryNodes, MemoryThreads, MemorySandboxes, MemoryLine, MemoryOps, MemoryReplies, MemoryCollecting):
     """Shared state of one process.
 
     Args:

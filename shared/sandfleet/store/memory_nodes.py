@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +12,11 @@ from sandfleet.model import NodeState, NodeView, SandboxState
 from sandfleet.store.base import Closed, NodeRecord, Renewal, Store
 from sandfleet.store.codec import ms_of
 from sandfleet.store.memory_sandboxes import creation_ended
-from sandfleet.store.memory_state import DAY_MS, MemoryState, Node
+from sandfleet.store.memory_state import DAY_MS, Node
+from sandfleet.store.memory_steps import STOPPING_MS, MemorySteps
 
 
-class MemoryNodes(MemoryState, Store):
+class MemoryNodes(MemorySteps, Store):
     """The part of `MemoryStore` about nodes."""
 
     def now_ms(self) -> int:
@@ -41,6 +44,7 @@ class MemoryNodes(MemoryState, Store):
             self._longest_lease_ms = max(self._longest_lease_ms, ms_of(lease_s))
             if again and known is None:
                 self._recovering_until = now + self._longest_lease_ms
+            self._kick()
             return now
 
     def renew(
@@ -58,18 +62,28 @@ class MemoryNodes(MemoryState, Store):
             self._leases.put(node_id, incarnation, ms_of(lease_s))
             if load is not None:
                 node.load = dict(load)
+            if held is None:
+                self._kick()
             return Renewal(self._now(), node.state, known=True)
 
-    def set_node_state(self, node_id: str, state: NodeState, *, incarnation: str | None = None) -> bool:
+    def set_node_state(
+        self, node_id: str, state: NodeState, *, incarnation: str | None = None, reason: str = ""
+    ) -> bool:
         with self._lock:
             node = self._nodes.get(node_id)
             if node is None or node.state == NodeState.GONE:
                 return False
             if incarnation and node.record.incarnation != incarnation:
                 return False
+            if state == NodeState.READY:
+                node.reason = ""
+            elif reason or node.state != state:
+                node.reason = reason
             if node.state != state:
                 node.state = state
-                self._tell(node_id, "state", state=str(state))
+                self._tell(node_id, "state", state=str(state), **({"reason": reason} if reason else {}))
+                if state == NodeState.READY:
+                    self._kick()
             if state == NodeState.GONE:
                 self._leases.drop(node_id)
                 node.retired = node.record.incarnation
@@ -82,7 +96,8 @@ class MemoryNodes(MemoryState, Store):
     def _node_view(self, node_id: str) -> NodeView:
         node = self._nodes.get(node_id)
         assert node is not None
-        record = node.record
+        record, now = node.record, self._now()
+        places, warm = self._places[node_id].values(), self._warm[node_id]
         return NodeView(
             node_id=node_id,
             incarnation=record.incarnation,
@@ -90,7 +105,7 @@ class MemoryNodes(MemoryState, Store):
             alive=self._leases.get(node_id) == record.incarnation,
             replicas=record.replicas,
             places=self._taken(node_id),
-            warm=len(self._warm[node_id]),
+            warm=len(warm),
             data_id=record.data_id,
             backends=tuple(record.backends),
             labels=dict(record.labels),
@@ -100,6 +115,11 @@ class MemoryNodes(MemoryState, Store):
             pid=record.pid,
             version=record.version,
             load=node.load,
+            burst_limit=record.burst_limit,
+            creating=sum(1 for until in places if now < until < math.inf),
+            stopping=sum(1 for since in self._stopping[node_id].values() if since > now - STOPPING_MS),
+            reason=node.reason,
+            idlest=tuple(heapq.nsmallest(32, warm.items(), key=lambda item: (item[1], item[0]))),
         )
 
     def close_incarnation(self, node_id: str, incarnation: str | None, *, reason: str, limit: int = 200) -> Closed:

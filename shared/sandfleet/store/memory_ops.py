@@ -7,7 +7,8 @@ from dataclasses import replace
 from sandfleet.model import NodeState
 from sandfleet.store.base import Claim, OpRecord, OpView, Push, Recorded, Route, Store, wants_errors_only
 from sandfleet.store.codec import check_reply, ms_of
-from sandfleet.store.memory_state import DAY_MS, MemoryState, Op
+from sandfleet.store.memory_state import DAY_MS, Op
+from sandfleet.store.memory_steps import MemorySteps
 
 _OP_GRACE_MS = 600_000
 _EFFECT_GRACE_MS = 3_600_000
@@ -16,7 +17,7 @@ _BIG_REPLY_BYTES = 4096
 _BUSY_GRACE_MS = 30_000
 
 
-class MemoryOps(MemoryState, Store):
+class MemoryOps(MemorySteps, Store):
     """The part of `MemoryStore` about operations."""
 
     def record(self, op: OpRecord, push: Push | None, *, max_inflight: int = 20_000) -> Recorded:
@@ -36,6 +37,7 @@ class MemoryOps(MemoryState, Store):
             if op.expect == "live":
                 self._busy[route.sandbox_id][op.op_id] = op.deadline_ms + _BUSY_GRACE_MS
                 self._warm[route.node_id].pop(route.sandbox_id, None)
+                self._use(route.sandbox_id)
             if push is not None:
                 self._push(push)
             return Recorded("recorded", now)
@@ -125,8 +127,14 @@ class MemoryOps(MemoryState, Store):
             if outcome != "ok" or not wants_errors_only(op.record.reply_to):
                 self._send(op.record.reply_to, op_id, reply)
             if was_busy:
+                self._use(at.sandbox_id)
                 self._settle(at)
             return True
+
+    def _use(self, sandbox_id: str) -> None:
+        sandbox = self._sandboxes.get(sandbox_id)
+        if sandbox is not None:
+            sandbox.used_ms = self._now()
 
     def cancel(self, op_id: str) -> OpView | None:
         with self._lock:

@@ -8,10 +8,11 @@ from typing import Any
 from sandfleet.errors import ByteBudgetExceeded, InvalidArgument, StoreUnavailable
 from sandfleet.store.base import Reply, Store, Waiter
 from sandfleet.store.codec import ms_of
-from sandfleet.store.memory_state import MemoryState, Stream
+from sandfleet.store.memory_state import Stream
+from sandfleet.store.memory_steps import MemorySteps
 
 
-class MemoryReplies(MemoryState, Store):
+class MemoryReplies(MemorySteps, Store):
     """The part of `MemoryStore` about what travels back, and small shared things."""
 
     def open_replies(self, client: str, *, ttl_s: float) -> bool:

@@ -1,8 +1,7 @@
-"""What `MemoryStore` keeps, and the steps that its transitions share (the twins of ``scripts/lib``)."""
+"""What `MemoryStore` keeps, and how it shows that as Redis would."""
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
@@ -15,13 +14,23 @@ from sandfleet.model import NodeState, SandboxState
 from sandfleet.store.base import NodeRecord, OpRecord, Push, Reply, Route, Waiter
 from sandfleet.store.keys import DEFAULT_PREFIX
 
-__all__ = ["DAY_MS", "KEEP_MS", "Expiring", "MemoryState", "Node", "Op", "Sandbox", "Stream", "Thread", "Waiting"]
+__all__ = [
+    "DAY_MS",
+    "KEEP_MS",
+    "Expiring",
+    "Failing",
+    "InLine",
+    "MemoryState",
+    "Node",
+    "Op",
+    "Sandbox",
+    "Stream",
+    "Thread",
+    "Waiting",
+]
 
 DAY_MS = 86_400_000
 KEEP_MS = 30 * DAY_MS
-LOST_MS = 600_000
-ADOPTED_MS = 60_000
-MAX_WAITERS = 1000
 STORY_LENGTH = 100
 STREAM_LENGTH = 10_000
 
@@ -54,6 +63,10 @@ class Expiring(Generic[K, V]):
         if value is not None:
             self.put(key, value, ttl_ms)
 
+    def left_ms(self, key: K) -> float:
+        """How long the entry will still be there."""
+        return self._entries[key][1] - self._now()
+
     def drop(self, key: K) -> bool:
         return self._entries.pop(key, None) is not None
 
@@ -71,6 +84,7 @@ class Node:
     started_ms: int
     load: Mapping[str, Any] = field(default_factory=dict)
     retired: str = ""
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -97,6 +111,24 @@ class Waiting:
     parked: dict[str, tuple[Waiter, int]] = field(default_factory=dict)
     requested_ms: int | None = None
     push: Push | None = None
+    until_ms: int = 0
+
+
+@dataclass(slots=True)
+class InLine:
+    """A thread that waits for a place; ``stands`` is its turn and the order of arrival within it."""
+
+    user: str
+    stands: tuple[int, int]
+    request: str
+    since_ms: int
+
+
+@dataclass(slots=True)
+class Failing:
+    fails: int = 0
+    retry_at_ms: int = 0
+    error: str = ""
 
 
 @dataclass(slots=True)
@@ -152,6 +184,15 @@ class MemoryState:
         self._agents: dict[str, dict[str, int]] = defaultdict(dict)
         self._busy: dict[str, dict[str, int]] = defaultdict(dict)
         self._waiting: dict[str, Waiting] = {}
+        self._failing: Expiring[str, Failing] = Expiring(now)
+        self._users: dict[str, dict[str, float]] = defaultdict(dict)
+        self._stopping: dict[str, dict[str, int]] = defaultdict(dict)
+        self._in_line: dict[str, InLine] = {}
+        self._order: list[tuple[tuple[int, int], str]] = []
+        self._turns: dict[str, dict[str, int]] = defaultdict(dict)
+        self._reached = 0
+        self._serve: Push | None = None
+        self._kicked_ms: int | None = None
         self._ops: Expiring[str, Op] = Expiring(now)
         self._answers: Expiring[str, str] = Expiring(now)
         self._inflight: dict[str, dict[str, None]] = defaultdict(dict)
@@ -191,115 +232,6 @@ class MemoryState:
         self._arrived.notify_all()
         return True
 
-    def _count(self, holders: dict[str, int]) -> int:
-        now = self._now()
-        return sum(1 for expiry in holders.values() if expiry > now)
-
-    def _in_use(self, sandbox_id: str) -> bool:
-        return bool(self._count(self._agents[sandbox_id]) or self._count(self._busy[sandbox_id]))
-
-    def _settle(self, route: Route) -> bool:
-        """A live sandbox with nobody in it is warm; True if it became so now."""
-        sandbox = self._sandboxes.get(route.sandbox_id)
-        if sandbox is None or sandbox.state != SandboxState.LIVE or sandbox.route != route:
-            return False
-        warm = self._warm[route.node_id]
-        if self._in_use(route.sandbox_id) or route.sandbox_id in warm:
-            return False
-        warm[route.sandbox_id] = self._now()
-        return True
-
-    def _taken(self, node_id: str) -> int:
-        now = self._now()
-        return sum(1 for expiry in self._places[node_id].values() if expiry > now)
-
-    def _place_until(self, node_id: str, sandbox_id: str) -> float:
-        return self._places[node_id].get(sandbox_id, 0)
-
-    def _thread_state(self, digest: str) -> tuple[str | None, Sandbox | None]:
-        """live, creating, stopping, or None (nothing that serves); with the old record, if there is one."""
-        thread = self._threads.get(digest)
-        sandbox = self._sandboxes.get(thread.sandbox_id) if thread else None
-        if sandbox is None or sandbox.owner != digest:
-            return None, None
-        route, state = sandbox.route, sandbox.state
-        if state == SandboxState.LOST or self._leases.get(route.node_id) != route.incarnation:
-            return None, sandbox
-        node = self._nodes.get(route.node_id)
-        if state == SandboxState.LIVE and (node is None or node.state not in (NodeState.READY, NodeState.CORDONED)):
-            return None, sandbox
-        expired = self._place_until(route.node_id, route.sandbox_id) <= self._now()
-        if state == SandboxState.CREATING and expired:
-            return None, sandbox
-        return str(state), sandbox
-
-    def _forget(self, route: Route) -> None:
-        sandbox_id = route.sandbox_id
-        self._leave_node(route)
-        self._sandboxes.drop(sandbox_id)
-
-    def _leave_node(self, route: Route) -> None:
-        self._places[route.node_id].pop(route.sandbox_id, None)
-        self._warm[route.node_id].pop(route.sandbox_id, None)
-        self._agents.pop(route.sandbox_id, None)
-        self._busy.pop(route.sandbox_id, None)
-
-    def _make_lost(self, sandbox: Sandbox, reason: str) -> None:
-        self._leave_node(sandbox.route)
-        sandbox.state, sandbox.used_ms = SandboxState.LOST, self._now()
-        self._sandboxes.touch(sandbox.route.sandbox_id, LOST_MS)
-        self._tell(sandbox.route.sandbox_id, "lost", reason=reason, **_where(sandbox.route))
-
-    # --- waiters -------------------------------------------------------------------------------
-
-    def _parked(self, digest: str) -> list[Waiter]:
-        now = self._now()
-        waiting = self._waiting.get(digest)
-        return [w for w, until in waiting.parked.values() if until > now] if waiting else []
-
-    def _grant_waiters(self, digest: str, route: Route, *, new: bool) -> int:
-        """Every waiter whose client still listens becomes an agent and gets the route."""
-        payload = json.dumps({"ok": {**_where(route), "sandbox_id": route.sandbox_id, "new": new}})
-        granted = 0
-        for waiter in self._parked(digest):
-            if self._send(waiter.reply_to, waiter.op_id, payload):
-                expiry = self._now() + max(1, round(waiter.agent_ttl_s * 1000))
-                self._agents[route.sandbox_id][waiter.agent] = expiry
-                granted += 1
-        self._waiting.pop(digest, None)
-        if granted:
-            self._warm[route.node_id].pop(route.sandbox_id, None)
-        return granted
-
-    def _fail_waiters(self, digest: str, error: Mapping[str, Any]) -> int:
-        waiters = self._parked(digest)
-        for waiter in waiters:
-            self._send(waiter.reply_to, waiter.op_id, json.dumps({"error": dict(error)}))
-        self._waiting.pop(digest, None)
-        return len(waiters)
-
-    def _request_again(self, digest: str) -> None:
-        waiting = self._waiting.get(digest)
-        if waiting is not None and waiting.push is not None and self._parked(digest):
-            waiting.requested_ms = self._now()
-            self._push(waiting.push)
-
-    # --- operations ----------------------------------------------------------------------------
-
-    def _close_op(self, op_id: str, op: Op, code: str, message: str, **facts: Any) -> None:
-        """Answer an operation that no node will answer: closed, a tombstone for late messages."""
-        route = op.record.route
-        facts = {"op_id": op_id, "sandbox_id": route.sandbox_id, **facts}
-        payload = json.dumps({"error": {"code": code, "message": message, "facts": facts}})
-        self._inflight[route.node_id].pop(op_id, None)
-        self._busy[route.sandbox_id].pop(op_id, None)
-        op.state, op.outcome, op.finished_ms, op.reply = "closed", code, self._now(), payload
-        self._send(op.record.reply_to, op_id, payload)
-        self._settle(route)
-
-    def _close_not_started(self, op_id: str, op: Op, reason: str) -> None:
-        self._close_op(op_id, op, "not_started", f"the operation never began: {reason}", reason=reason)
-
     def keys(self) -> list[str]:
         """Names as they would be in Redis."""
         with self._lock:
@@ -311,6 +243,7 @@ class MemoryState:
                 "id": self._ids,
                 "op": self._ops,
                 "answer": self._answers,
+                "failing": self._failing,
                 "reply": self._streams,
                 "lock": self._locks,
                 "story": self._stories,
@@ -322,12 +255,12 @@ class MemoryState:
                 "agents": self._agents,
                 "busy": self._busy,
                 "waiting": self._waiting,
+                "parked": self._in_line,
+                "turns": self._turns,
+                "user": self._users,
+                "stopping": self._stopping,
                 "inflight": self._inflight,
             }
             names += [f"{kind}:{key}" for kind, table in plain.items() for key, value in table.items() if value]
             names += [f"blob:{blob}:{index}" for blob, index in self._chunks]
             return sorted(DEFAULT_PREFIX + name for name in names)
-
-
-def _where(route: Route) -> dict[str, Any]:
-    return {"node_id": route.node_id, "incarnation": route.incarnation, "epoch": route.epoch}

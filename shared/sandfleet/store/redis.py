@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from sandfleet.store.keys import DEFAULT_PREFIX, Keys
 from sandfleet.store.link import Link
+from sandfleet.store.redis_collecting import CollectingMixin
+from sandfleet.store.redis_line import LineMixin
 from sandfleet.store.redis_nodes import NodesMixin
 from sandfleet.store.redis_ops import OpsMixin
 from sandfleet.store.redis_replies import Readers, RepliesMixin
@@ -14,7 +16,7 @@ __all__ = ["RedisStore"]
 MIB = 1024 * 1024
 
 
-class RedisStore(NodesMixin, SandboxesMixin, OpsMixin, RepliesMixin):
+class RedisStore(NodesMixin, SandboxesMixin, LineMixin, OpsMixin, RepliesMixin, CollectingMixin):
     """Shared state in one Redis or Valkey server, 6.2 or newer.
 
     Connects on first use, is safe for threads and makes its connections anew after a fork.

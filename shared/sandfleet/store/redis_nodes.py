@@ -51,8 +51,10 @@ class NodesMixin(Store):
             return Renewal(int(now), NodeState.GONE, known=False)
         return Renewal(int(now), NodeState(rest[0]), known=True)
 
-    def set_node_state(self, node_id: str, state: NodeState, *, incarnation: str | None = None) -> bool:
-        return bool(self._link.run(_SET_STATE, node_id, str(state), incarnation or ""))
+    def set_node_state(
+        self, node_id: str, state: NodeState, *, incarnation: str | None = None, reason: str = ""
+    ) -> bool:
+        return bool(self._link.run(_SET_STATE, node_id, str(state), incarnation or "", reason))
 
     def nodes(self) -> list[NodeView]:
         return sorted((node_view(row) for row in self._link.run(_NODES)), key=lambda n: n.node_id)
@@ -73,6 +75,7 @@ def _node_fields(node: NodeRecord) -> list[str]:
         "host": node.host,
         "pid": str(node.pid),
         "version": node.version,
+        "burst_limit": str(node.burst_limit),
     }
     return [part for pair in fields.items() for part in pair]
 

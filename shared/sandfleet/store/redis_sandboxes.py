@@ -9,15 +9,24 @@ from typing import Any
 from sandfleet.errors import Busy, LeaseLost
 from sandfleet.ids import Identity, sandbox_id_candidates
 from sandfleet.model import SandboxInfo, SandboxSpec
-from sandfleet.store.base import Acquired, Push, Recorded, Reserved, Route, Store, Waiter
-from sandfleet.store.codec import ms_of, parse_route, route_text, sandbox_info, wire_error
+from sandfleet.store.base import Acquired, Push, Recorded, Reserved, Route, Store, Swept, Waiter
+from sandfleet.store.codec import (
+    brief_error,
+    in_order,
+    ms_of,
+    parse_route,
+    route_text,
+    sandbox_info,
+    swept,
+    wire_error,
+)
 from sandfleet.store.keys import Keys
 from sandfleet.store.link import Link
 from sandfleet.store.scripts import load
 
 _ACQUIRE, _RESERVE, _CREATED, _CREATE_FAILED = map(load, ("acquire", "reserve", "created", "create_failed"))
 _RELEASE, _RENEW_AGENTS, _BEGIN_STOP, _STOPPED = map(load, ("release", "renew_agents", "begin_stop", "stopped"))
-_LOST, _SWEEP, _SANDBOX, _SANDBOXES = map(load, ("lost", "sweep", "sandbox", "sandboxes"))
+_LOST, _SWEEP, _SANDBOX, _SANDBOXES, _VIEWS = map(load, ("lost", "sweep", "sandbox", "sandboxes", "views"))
 _ADOPT, _ANSWER = map(load, ("adopt", "answer_waiters"))
 _PAGE = 200
 
@@ -43,6 +52,8 @@ class SandboxesMixin(Store):
             raise Busy("too many acquires wait for this thread", retry_after_s=1.0)
         if status == "live":
             return Acquired(status, parse_route(rest[0]), bool(rest[1]))
+        if status == "backing_off":
+            return Acquired(status, retry_after_s=rest[0] / 1000, error=rest[1])
         return Acquired(status)
 
     def reserve(
@@ -54,6 +65,9 @@ class SandboxesMixin(Store):
         incarnation: str,
         data_id: str,
         expires_s: float,
+        burst: bool = False,
+        max_per_user: int = 0,
+        from_line: bool = False,
     ) -> Reserved:
         digest = identity.digest
         status, *rest = self._link.run(
@@ -67,8 +81,13 @@ class SandboxesMixin(Store):
             incarnation,
             data_id,
             ms_of(expires_s),
+            int(burst),
+            max(0, max_per_user),
+            int(from_line),
             *sandbox_id_candidates(digest),
         )
+        if status == "quota":
+            return Reserved(status, evict=rest[1])
         return Reserved(status, parse_route(rest[0]) if rest else None)
 
     def created(self, route: Route) -> bool:
@@ -76,7 +95,8 @@ class SandboxesMixin(Store):
 
     def create_failed(self, route: Route, error: Mapping[str, Any]) -> bool:
         code = str(error.get("code", ""))
-        return bool(self._link.run(_CREATE_FAILED, route.sandbox_id, route_text(route), wire_error(error), code))
+        args = (route.sandbox_id, route_text(route), wire_error(error), code, brief_error(error))
+        return bool(self._link.run(_CREATE_FAILED, *args))
 
     def answer_waiters(self, identity: Identity, error: Mapping[str, Any]) -> int:
         return int(self._link.run(_ANSWER, identity.digest, wire_error(error)))
@@ -120,9 +140,10 @@ class SandboxesMixin(Store):
         force: bool,
         reason: str,
         if_warm_before_ms: int | None = None,
+        if_idle_before_ms: int | None = None,
     ) -> Recorded:
-        before = "" if if_warm_before_ms is None else if_warm_before_ms
-        status, now, *rest = self._link.run(_BEGIN_STOP, sandbox_id, owner or "", int(force), reason, before)
+        conditions = ["" if ms is None else ms for ms in (if_warm_before_ms, if_idle_before_ms)]
+        status, now, *rest = self._link.run(_BEGIN_STOP, sandbox_id, owner or "", int(force), reason, *conditions)
         return Recorded(status, now, parse_route(rest[0]) if rest else None)
 
     def stopped(self, route: Route) -> bool:
@@ -131,9 +152,8 @@ class SandboxesMixin(Store):
     def lost(self, route: Route, *, reason: str) -> bool:
         return bool(self._link.run(_LOST, route.sandbox_id, route_text(route), reason))
 
-    def sweep(self, node_id: str, incarnation: str) -> list[tuple[str, int]]:
-        flat = self._link.run(_SWEEP, node_id, incarnation)
-        return [(flat[i], int(float(flat[i + 1]))) for i in range(0, len(flat), 2)]
+    def sweep(self, node_id: str, incarnation: str) -> list[Swept]:
+        return in_order(map(swept, self._link.run(_SWEEP, node_id, incarnation)))
 
     def sandbox(self, sandbox_id: str) -> SandboxInfo | None:
         row = self._link.run(_SANDBOX, sandbox_id)
@@ -142,10 +162,10 @@ class SandboxesMixin(Store):
     def sandboxes(
         self, *, node_id: str | None = None, thread_id: str | None = None, user_id: str | None = None
     ) -> list[SandboxInfo]:
-        found = (sandbox_info(row) for row in self._rows())
+        rows = self._rows() if node_id is None else self._rows_of(node_id)
         return [
             info
-            for info in found
+            for info in map(sandbox_info, rows)
             if (node_id is None or info.node_id == node_id)
             and (thread_id is None or info.thread_id == thread_id)
             and (user_id is None or info.user_id == user_id)
@@ -160,6 +180,11 @@ class SandboxesMixin(Store):
             if not last:
                 return
             after = f"({last}"
+
+    def _rows_of(self, node_id: str) -> Iterator[list[Any]]:
+        ids = sorted(self._link.command("ZRANGE", self._keys.places(node_id), 0, -1))
+        for start in range(0, len(ids), _PAGE):
+            yield from self._link.run(_VIEWS, *ids[start : start + _PAGE])
 
     def route(self, sandbox_id: str) -> Route | None:
         state, text = self._link.command("HMGET", self._keys.sandbox(sandbox_id), "state", "route")

@@ -14,12 +14,14 @@ __all__ = [
     "NodeRecord",
     "OpRecord",
     "OpView",
+    "Parked",
     "Push",
     "Recorded",
     "Renewal",
     "Reply",
     "Reserved",
     "Route",
+    "Swept",
     "Waiter",
     "wants_errors_only",
 ]
@@ -61,6 +63,19 @@ class NodeRecord:
     host: str = ""
     pid: int = 0
     version: str = ""
+    burst_limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A thread that waits in line for a place. ``request`` is what `Store.park` was given; ``cursor`` is where reading
+    the line goes on; ``waiting_since_ms`` when it was parked."""
+
+    digest: str
+    user_id: str | None
+    request: str
+    cursor: str
+    waiting_since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +105,17 @@ class Acquired:
     creating: somebody else's creation is under way, or the old sandbox is being removed; the waiter is parked (and
     the last ``push`` is published when the removal is confirmed) ·
     requested: nothing lives; the waiter is parked and ``push`` was published (once per burst: with
-    other waiters already parked and a request younger than 2 s it is not published again).
+    other waiters already parked and a request younger than 2 s it is not published again) ·
+    parked: the thread stands in the line for a place; the waiter waits with it, nothing was published ·
+    backing_off: its creates kept failing; nothing was parked, ``retry_after_s`` says when it may be tried again and
+    ``error`` is the wire error of the last failure (JSON).
     """
 
     status: str
     route: Route | None = None
     was_warm: bool = False
+    retry_after_s: float = 0.0
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +126,34 @@ class Reserved:
     live / creating: the thread has one already, or its old one is being removed (nothing was taken; waiters of a
     live one were answered). One on a node without lease, draining or gone counts as nothing and is superseded ·
     full: no place on that node · node_down: not alive, not ready, or another incarnation · recovering: the store
-    lost its data a moment ago and knows nothing of the thread; the node that holds its sandbox may yet adopt it.
+    lost its data a moment ago and knows nothing of the thread; the node that holds its sandbox may yet adopt it ·
+    queued: others stand in line for a place and this thread was not asked for from the line (``from_line``) ·
+    withdrawn: it was asked for from the line and does not stand there (any more), or nobody waits for it ·
+    quota: the user has ``max_per_user`` places (told rather than full); ``evict`` names the longest idle warm sandbox
+    of the user, if any, and none while another one of the user's is being removed: that makes the room.
     """
 
     status: str
     route: Route | None = None
+    evict: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """A live sandbox as its node's upkeep sees it.
+
+    Attributes:
+        created_ms: Since when it exists; since its adoption, if the store lost its data meanwhile.
+        used_ms: When somebody last came, left, or began or ended an operation.
+        warm_since_ms: Since when nobody is in it; None while somebody is.
+        busy: An unexpired operation is in it.
+    """
+
+    sandbox_id: str
+    created_ms: int
+    used_ms: int
+    warm_since_ms: int | None
+    busy: bool
 
 
 @dataclass(frozen=True, slots=True)

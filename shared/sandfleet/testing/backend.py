@@ -43,6 +43,7 @@ from sandfleet.errors import (
 )
 from sandfleet.testing.files import MemoryFiles
 from sandfleet.testing.outputs import MockOutput, capped
+from sandfleet.testing.texts import check_range, read_text
 from sandfleet.testing.timers import Delayed, later
 
 __all__ = ["MockBackend", "MockConnection", "MockOutput"]
@@ -192,8 +193,15 @@ class MockConnection(Connection):
         return Completion({})
 
     def _read_file(self, args: Mapping[str, Any], _content: bytes | None) -> Completion:
+        if args.get("as_text"):
+            start, end, most = args.get("start_line"), args.get("end_line"), args.get("max_chars")
+            lenient = args.get("lenient", False)
+            check_range(start, end)
+            return Completion(
+                *read_text(self.files.data(args["path"]), args["path"], start, end, most, lenient=lenient)
+            )
         value, content = self.files.read(
-            args["path"], args.get("start_line"), args.get("end_line"), args.get("max_bytes")
+            args["path"], args.get("start_line"), args.get("end_line"), args.get("max_bytes"), args.get("offset", 0)
         )
         if len(content) > MAX_BLOB_BYTES:
             raise FileTooLarge("the file is too large", path=args["path"], size=value["size"], limit=MAX_BLOB_BYTES)
@@ -206,12 +214,14 @@ class MockConnection(Connection):
                 content or b"",
                 append=args.get("append", False),
                 if_digest=args.get("if_digest"),
+                if_size=args.get("if_size"),
+                mode=args.get("mode"),
                 parents=args.get("make_parents", True),
             )
         )
 
     def _str_replace(self, args: Mapping[str, Any], _content: bytes | None) -> Completion:
-        old, new = args["old"].encode(), args["new"].encode()
+        old, new = args["old"], args["new"]
         return Completion(self.files.replace(args["path"], old, new, every=args.get("replace_all", False)))
 
     def _list_dir(self, args: Mapping[str, Any], _content: bytes | None) -> Completion:
@@ -234,10 +244,15 @@ class MockConnection(Connection):
         )
 
     def _stat(self, args: Mapping[str, Any], _content: bytes | None) -> Completion:
-        return Completion(self.files.stat(args["path"]))
+        return Completion(self.files.stat(args["path"], follow=args.get("follow", True)))
 
     def _make_dir(self, args: Mapping[str, Any], _content: bytes | None) -> Completion:
-        self.files.make_dir(args["path"], parents=args.get("parents", True), exist_ok=args.get("exist_ok", True))
+        parents, exist_ok = args.get("parents", True), args.get("exist_ok", True)
+        self.files.make_dir(args["path"], parents=parents, exist_ok=exist_ok, mode=args.get("mode"))
+        return Completion({})
+
+    def _make_link(self, args: Mapping[str, Any], _content: bytes | None) -> Completion:
+        self.files.make_link(args["path"], args["target"], overwrite=args.get("overwrite", False))
         return Completion({})
 
     def _remove(self, args: Mapping[str, Any], _content: bytes | None) -> Completion:
@@ -246,11 +261,15 @@ class MockConnection(Connection):
         return Completion({})
 
     def _move(self, args: Mapping[str, Any], _content: bytes | None) -> Completion:
-        self.files.move(args["path"], args["new_path"], overwrite=args.get("overwrite", False))
+        overwrite, follow = args.get("overwrite", False), args.get("follow", False)
+        self.files.move(args["path"], args["new_path"], overwrite=overwrite, follow=follow)
         return Completion({})
 
     def _health(self, _args: Mapping[str, Any], _content: bytes | None) -> Completion:
         return Completion({"status": "alive", "detail": "mock"})
+
+    def _metrics(self, _args: Mapping[str, Any], _content: bytes | None) -> Completion:
+        return Completion({"disk_bytes": self.files.size_bytes(), "pids": len(self._running)})
 
     def _noop(self, _args: Mapping[str, Any], _content: bytes | None) -> Completion:
         return Completion({})
@@ -269,6 +288,8 @@ _KINDS: dict[str, Callable[[MockConnection, Mapping[str, Any], bytes | None], Co
     "remove": MockConnection._remove,
     "move": MockConnection._move,
     "health": MockConnection._health,
+    "make_link": MockConnection._make_link,
+    "metrics": MockConnection._metrics,
     "noop": MockConnection._noop,
 }
 

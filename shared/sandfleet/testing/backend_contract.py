@@ -24,12 +24,13 @@ import pytest
 
 from sandfleet.backends import Capability, Completion, Connection, Liveness, SandboxBackend
 from sandfleet.errors import NotStarted, OutcomeUnknown, SandboxLost
+from sandfleet.testing.backend_texts import TextContract
 from sandfleet.testing.backend_world import World, wait_for
 
 __all__ = ["BackendContract"]
 
 
-class BackendContract:
+class BackendContract(TextContract):
     """The suite. Override `make_backend`, and `teach` or `end_sandbox` where the backend needs them."""
 
     def make_backend(self, root: Path, on_death: Callable[[str, str], None]) -> SandboxBackend:

@@ -3,115 +3,133 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import posixpath
 import time
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from sandfleet.errors import (
     AlreadyExists,
-    AmbiguousMatch,
     DigestMismatch,
     InvalidArgument,
     IsDirectory,
-    NoMatch,
     NotDirectory,
     PathNotFound,
+    SandfleetError,
 )
+from sandfleet.testing.nodes import Node, Place, info
 from sandfleet.testing.patterns import glob_matcher, grep_expression, is_ignored
+from sandfleet.testing.texts import check_range, replaced
 
 __all__ = ["HOME", "USER_DATA", "MemoryFiles"]
 
 USER_DATA = "/mnt/user-data"
 HOME = f"{USER_DATA}/workspace"
+_LONGEST_NAME, _MOST_LINKS = 255, 40
+#: sandboxd does not read a file again from its beginning only to tell the digest after an append.
+_DIGESTED_APPEND = 4 * 1024 * 1024
 _LARGE, _LONG_LINE, _SHOWN_LINE = 1_000_000, 2000, 200
 
 
-class _Node:
-    """A file (``data``) or a directory (``children``)."""
-
-    __slots__ = ("children", "data", "mode", "modified_at")
-
-    def __init__(self, data: bytes | None) -> None:
-        self.data = data
-        self.children: dict[str, _Node] = {}
-        self.mode = 0o755 if data is None else 0o644
-        self.modified_at = time.time()
-
-    @property
-    def is_dir(self) -> bool:
-        return self.data is None
-
-
 class MemoryFiles:
-    """Directories and files; no symlinks, no owners, no limits. Not thread-safe: hold a lock around it.
+    """Directories, files and symbolic links; no owners, no limits. Not thread-safe: hold a lock around it.
 
     Relative paths begin in ``/mnt/user-data/workspace``, and ``/workspace`` is the same directory.
     """
 
     def __init__(self) -> None:
-        self._root = _Node(None)
+        self._root = Node(None)
         for path in (HOME, f"{USER_DATA}/uploads", f"{USER_DATA}/outputs", "/tmp"):
             self.make_dir(path)
+        home = self._get(HOME)
+        self._root.children["workspace"] = home
 
     # --- paths ---------------------------------------------------------------------------------
 
     @staticmethod
     def absolute(path: str) -> str:
-        """The path without ``..``, from the root."""
+        """The path from the root, otherwise as it was given."""
         if not path or "\0" in path:
             raise InvalidArgument("a path must not be empty or contain NUL", argument="path")
-        full = posixpath.normpath(posixpath.join(HOME, path))
-        full = "/" + full.lstrip("/")
-        return HOME + full[len("/workspace") :] if full == "/workspace" or full.startswith("/workspace/") else full
+        return posixpath.join(HOME, path)
 
-    def _find(self, path: str) -> _Node | None:
-        node = self._root
-        for part in self.absolute(path).split("/")[1:]:
-            if not part:
+    def _place(self, path: str, *, follow: bool = True) -> Place:
+        """Walk as a kernel does: ``..`` and links mean what they lead to, the last link only with ``follow``."""
+        left = deque(self.absolute(path).split("/"))
+        follow = follow or not left[-1]
+        stack = [Place(self._root, "/", self._root)]
+        links = 0
+        while left:
+            part, here = left.popleft(), stack[-1].node
+            assert here is not None
+            last = not any(left)
+            if part in ("", ".", ".."):
+                if part and not here.is_dir:
+                    raise NotDirectory("Not a directory", path=path)
+                if part == ".." and len(stack) > 1:
+                    stack.pop()
                 continue
-            if not node.is_dir:
+            if not here.is_dir:
                 raise NotDirectory("Not a directory", path=path)
-            found = node.children.get(part)
-            if found is None:
-                return None
-            node = found
-        return node
+            if len(os.fsencode(part)) > _LONGEST_NAME:
+                raise InvalidArgument("File name too long", path=path, errno="ENAMETOOLONG")
+            child = here.children.get(part)
+            if child is not None and child.target is not None and (follow or not last):
+                links += 1
+                if links > _MOST_LINKS:
+                    raise InvalidArgument("Too many levels of symbolic links", path=path, errno="ELOOP")
+                stack = stack[:1] if child.target.startswith("/") else stack
+                left.extendleft(reversed(child.target.split("/")))
+                continue
+            if child is None:
+                if not last:
+                    raise PathNotFound("No such file or directory", path=path)
+                return Place(here, part, None)
+            stack.append(Place(here, part, child))
+        found = stack[-1]
+        if path.endswith("/") and found.node is not None and not found.node.is_dir:
+            raise NotDirectory("Not a directory", path=path)
+        return found
 
-    def _get(self, path: str) -> _Node:
-        node = self._find(path)
+    def _find(self, path: str, *, follow: bool = True) -> Node | None:
+        """What is at the path, or None, also when the directory it would be in is missing."""
+        try:
+            return self._place(path, follow=follow).node
+        except PathNotFound:
+            return None
+
+    def _get(self, path: str, *, follow: bool = True) -> Node:
+        node = self._place(path, follow=follow).node
         if node is None:
             raise PathNotFound("No such file or directory", path=path)
         return node
 
-    def _file(self, path: str) -> _Node:
+    def _file(self, path: str) -> Node:
         node = self._get(path)
         if node.is_dir:
             raise IsDirectory("Is a directory", path=path)
         return node
 
-    def _directory(self, path: str) -> _Node:
+    def _directory(self, path: str) -> Node:
         node = self._get(path)
         if not node.is_dir:
             raise NotDirectory("Not a directory", path=path)
         return node
 
-    def _parent(self, path: str, *, make: bool = False) -> tuple[_Node, str]:
-        folder, name = posixpath.split(self.absolute(path))
-        if make:
-            self.make_dir(folder)
-        return self._directory(folder), name
-
     # --- contents ------------------------------------------------------------------------------
 
-    def read(self, path: str, start: int | None, end: int | None, most: int | None) -> tuple[dict[str, Any], bytes]:
+    def read(
+        self, path: str, start: int | None, end: int | None, most: int | None, offset: int = 0
+    ) -> tuple[dict[str, Any], bytes]:
         """(value, content) of read_file."""
-        if start is not None and end is not None and start > end:
-            raise InvalidArgument("start_line > end_line", argument="start_line")
-        data = self._file(path).data or b""
+        check_range(start, end)
+        data = self.data(path)
         lines = _lines(data)
-        total: int | None = len(lines)
-        content = data
+        total: int | None = len(lines) if not offset else None
+        content = data[offset:]
         if start is not None or end is not None:
             content = b"".join(lines[(start or 1) - 1 : end])
             if end is not None and end < len(lines):
@@ -121,81 +139,169 @@ class MemoryFiles:
             content, total = content[:most], None
         return {"size": len(data), "total_lines": total, "truncated": truncated}, content
 
-    def write(self, path: str, data: bytes, *, append: bool, if_digest: str | None, parents: bool) -> dict[str, Any]:
+    def data(self, path: str) -> bytes:
+        """A file's bytes."""
+        return self._file(path).data or b""
+
+    def write(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        append: bool = False,
+        if_digest: str | None = None,
+        if_size: int | None = None,
+        mode: int | None = None,
+        parents: bool = True,
+    ) -> dict[str, Any]:
         """The value of write_file."""
-        node = self._find(path)
-        if (node is not None and node.is_dir) or path.endswith("/"):
+        if posixpath.basename(path) in ("", ".", ".."):
             raise IsDirectory("Is a directory", path=path)
+        node = self._find(path)
+        if node is not None and node.is_dir:
+            raise IsDirectory("Is a directory", path=path)
+        before = b"" if node is None else node.data or b""
         if if_digest is not None:
-            current = None if node is None else _digest(node.data or b"")
+            current = None if node is None else _digest(before)
             if (current or "") != if_digest.lower():
                 raise DigestMismatch("the file has changed", path=path, digest=current)
+        if if_size is not None and len(before) != if_size:
+            raise DigestMismatch("the file has changed", path=path, size=len(before))
         if node is None:
-            folder, name = self._parent(path, make=parents)
-            node = folder.children[name] = _Node(b"")
-        node.data = (node.data or b"") + data if append else data
+            place = self._new_place(path) if parents else self._place(path)
+            node = place.folder.children[place.name] = Node(b"")
+        node.data = before + data if append else data
+        node.mode = node.mode if mode is None else mode
         node.modified_at = time.time()
-        return {"size": len(node.data), "digest": _digest(node.data)}
+        told = not append or if_digest is not None or max(len(node.data), len(data)) <= _DIGESTED_APPEND
+        return {"size": len(node.data), "digest": _digest(node.data) if told else None}
 
-    def replace(self, path: str, old: bytes, new: bytes, *, every: bool) -> dict[str, Any]:
+    def replace(self, path: str, old: str, new: str, *, every: bool) -> dict[str, Any]:
         """The value of str_replace."""
+        if posixpath.basename(path) in ("", ".", ".."):
+            raise IsDirectory("Is a directory", path=path)
         node = self._file(path)
-        data = node.data or b""
-        count = data.count(old)
-        if count == 0:
-            raise NoMatch("the text was not found", path=path)
-        if count > 1 and not every:
-            raise AmbiguousMatch(
-                "the text was found several times", path=path, count=count, lines=_lines_with(data, old)
-            )
-        node.data, node.modified_at = data.replace(old, new), time.time()
+        count, node.data = replaced(node.data or b"", old, new, path, every=every)
+        node.modified_at = time.time()
         return {"count": count, "digest": _digest(node.data)}
 
     # --- the tree ------------------------------------------------------------------------------
 
-    def stat(self, path: str) -> dict[str, Any]:
+    def stat(self, path: str, *, follow: bool = True) -> dict[str, Any]:
         """A FileInfo dict."""
-        return _info(self.absolute(path), self._get(path))
+        node, itself = self._get(path, follow=follow), self._get(path, follow=False)
+        return {**info(self.absolute(path), node), "target": itself.target}
 
-    def make_dir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
+    def make_dir(self, path: str, *, parents: bool = True, exist_ok: bool = True, mode: int | None = None) -> None:
         """Create a directory."""
-        node = self._find(path)
-        if node is not None:
-            if exist_ok and node.is_dir:
+        bare = self.absolute(path).rstrip("/") or "/"
+        if self._find(bare, follow=False) is not None:
+            if exist_ok and self._leads_to_dir(bare):
                 return
             raise AlreadyExists("File exists", path=path)
-        folder, name = self._parent(path, make=parents)
-        folder.children[name] = _Node(None)
+        if parents and bare != "/":
+            try:
+                self._place(bare)
+            except PathNotFound:
+                with suppress(AlreadyExists):  # a link that leads nowhere, which the next line finds out
+                    self.make_dir(posixpath.dirname(bare))
+        place = self._place(bare)
+        made = place.folder.children[place.name] = Node(None)
+        made.mode = made.mode if mode is None else mode
+
+    def _make_parents(self, path: str) -> None:
+        folder = posixpath.dirname(self.absolute(path).rstrip("/"))
+        if self._find(folder, follow=False) is not None and not self._leads_to_dir(folder):
+            raise NotDirectory("Not a directory", path=path)
+        self.make_dir(folder)
+
+    def _new_place(self, path: str) -> Place:
+        """Where a new file goes, with the directories it needs; through a link, where that leads."""
+        self._make_parents(path)
+        there = self._find(path, follow=False)
+        if there is not None and there.target is not None:
+            return self._new_place(posixpath.join(posixpath.dirname(self.absolute(path)), there.target))
+        return self._place(path)
+
+    def make_link(self, path: str, target: str, *, overwrite: bool) -> None:
+        """Create a symbolic link."""
+        if path.endswith("/"):
+            raise IsDirectory("Is a directory", path=path)
+        self._make_parents(path)
+        place = self._place(path, follow=False)
+        if place.node is not None and not (overwrite and place.node.target is not None):
+            raise AlreadyExists("File exists", path=path)
+        place.folder.children[place.name] = Node(None, target)
 
     def remove(self, path: str, *, recursive: bool, missing_ok: bool) -> None:
         """Remove a file, or a tree."""
-        node = self._find(path)
-        if node is None:
+        place = self._place(path, follow=False) if not missing_ok else self._place_or_none(path)
+        if place is None or place.node is None:
             if missing_ok:
                 return
             raise PathNotFound("No such file or directory", path=path)
-        if node.children and not recursive:
+        if posixpath.basename(path.rstrip("/")) in (".", ".."):
+            raise InvalidArgument("Invalid argument", path=path, errno="EINVAL")
+        if place.node.children and not recursive:
             raise InvalidArgument("the directory is not empty", argument="recursive", path=path)
-        folder, name = self._parent(path)
-        folder.children.pop(name, None)
+        place.folder.children.pop(place.name, None)
 
-    def move(self, path: str, to: str, *, overwrite: bool) -> None:
+    def _place_or_none(self, path: str) -> Place | None:
+        try:
+            return self._place(path, follow=False)
+        except PathNotFound:
+            return None
+
+    def move(self, path: str, to: str, *, overwrite: bool, follow: bool = False) -> None:
         """Rename."""
-        target = self._find(to)
-        if target is not None and not overwrite:
+        follow = follow and overwrite
+        try:
+            there = self._find(to, follow=follow)
+        except (InvalidArgument, NotDirectory):
+            there = None  # as os.path.lexists sees it; that it cannot be is said when the source is known to be there
+        if there is not None and not overwrite:
             raise AlreadyExists("the target exists", path=to)
-        node = self._get(path)
-        if target is not None and target.is_dir and not node.is_dir:
+        if self._leads_to_dir(to) and not self._leads_to_dir(path):
             raise IsDirectory("the target is a directory", path=to)
-        if target is not None and target.children:
+        node = self._get(path, follow=False)
+        self._make_parents(to)
+        if {posixpath.basename(path), posixpath.basename(to)} & {".", ".."}:
+            raise InvalidArgument("Device or resource busy", path=path, errno="EBUSY")
+        itself = self._find(path.rstrip("/"), follow=False) if path.strip("/") else None
+        if path.endswith("/") and itself is not None and itself.target is not None:
+            raise NotDirectory("Not a directory", path=path)
+        source, goal = self._place(path, follow=False), self._place(to, follow=follow)
+        if goal.node is node:
+            return
+        if to.endswith("/") and not node.is_dir:
+            raise NotDirectory("Not a directory", path=path)
+        if node.is_dir and self._below(node, goal.folder):
+            raise InvalidArgument("Invalid argument", path=path, errno="EINVAL")
+        if goal.node is not None:
+            self._check_replacing(source, goal.node, path, to)
+        goal.folder.children[goal.name] = source.folder.children.pop(source.name)
+
+    def _check_replacing(self, source: Place, there: Node, path: str, to: str) -> None:
+        """What a kernel says to a rename onto something, in its order."""
+        assert source.node is not None
+        if there.is_dir and self._below(there, source.folder):
             raise AlreadyExists("the target is not empty", path=to)
-        if target is not None and node.is_dir and not target.is_dir:
-            raise NotDirectory("Not a directory", path=to)
-        if self.absolute(to).startswith(self.absolute(path) + "/"):
-            raise InvalidArgument("a directory cannot move into itself", path=path)
-        folder, name = self._parent(path)
-        into, new_name = self._parent(to, make=True)
-        into.children[new_name] = folder.children.pop(name)
+        if there.is_dir and not source.node.is_dir:
+            raise IsDirectory("Is a directory", path=path)
+        if source.node.is_dir and not there.is_dir:
+            raise NotDirectory("Not a directory", path=path)
+        if there.children:
+            raise AlreadyExists("the target is not empty", path=to)
+
+    def _leads_to_dir(self, path: str) -> bool:
+        try:
+            node = self._find(path)
+        except SandfleetError:
+            return False
+        return node is not None and node.is_dir
+
+    def _below(self, top: Node, node: Node) -> bool:
+        return top is node or any(self._below(child, node) for child in top.children.values())
 
     def list(self, path: str, depth: int, most: int) -> dict[str, Any]:
         """The value of list_dir."""
@@ -204,14 +310,18 @@ class MemoryFiles:
         for relative, node in self._walk(self._directory(path), depth, ignoring=False):
             if len(entries) >= most:
                 return {"entries": entries, "truncated": True}
-            entries.append(_info(posixpath.join(top, relative), node))
+            entries.append(info(posixpath.join(top, relative), node))
         return {"entries": entries, "truncated": False}
+
+    def size_bytes(self) -> int:
+        """What all files hold together."""
+        return sum(len(node.data or b"") for _path, node in self._walk(self._get(USER_DATA), 1_000, ignoring=False))
 
     # --- search --------------------------------------------------------------------------------
 
-    def _walk(self, top: _Node, depth: int, *, ignoring: bool, prefix: str = "") -> Iterator[tuple[str, _Node]]:
+    def _walk(self, top: Node, depth: int, *, ignoring: bool, prefix: str = "") -> Iterator[tuple[str, Node]]:
         """(relative path, node) of everything below, depth first, sorted."""
-        for name in sorted(top.children):
+        for name in sorted(top.children, key=os.fsencode):
             if ignoring and is_ignored(name):
                 continue
             node = top.children[name]
@@ -240,10 +350,10 @@ class MemoryFiles:
         result: dict[str, Any] = {"matches": [], "truncated": False, "skipped": skipped}
         entries = self._walk(node, 1_000, ignoring=True) if node.is_dir else [(posixpath.basename(top), node)]
         for relative, file in entries:
-            if file.is_dir or (wanted is not None and not wanted(relative)):
+            if file.data is None or (wanted is not None and not wanted(relative)):
                 continue
             where = posixpath.join(top, relative) if node.is_dir else top
-            for number, line in _searchable(file.data or b"", skipped):
+            for number, line in _searchable(file.data, skipped):
                 if search(line) is None:
                     continue
                 if len(result["matches"]) >= most:
@@ -271,25 +381,5 @@ def _lines(data: bytes) -> list[bytes]:
     return [part + b"\n" for part in parts] + ([last] if last else [])
 
 
-def _lines_with(data: bytes, old: bytes) -> list[int]:
-    lines, position = list[int](), data.find(old)
-    while position >= 0 and len(lines) < 20:
-        lines.append(1 + data.count(b"\n", 0, position))
-        position = data.find(old, position + len(old))
-    return lines
-
-
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _info(path: str, node: _Node) -> dict[str, Any]:
-    return {
-        "path": path,
-        "name": posixpath.basename(path) or "/",
-        "type": "dir" if node.is_dir else "file",
-        "size": len(node.data or b""),
-        "mode": node.mode,
-        "modified_at": node.modified_at,
-        "target": None,
-    }

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,11 @@ class MockSandboxProvider(SandboxProvider):
         return route.sandbox_id
 
     def _release(self, sandbox_id: str, *, all_of_them: bool) -> Steps[None]:
-        with self._lock:
-            self._released[sandbox_id] = None
-            self._targets.pop(sandbox_id, None)
-        yield Do(lambda: self._local.held.discard(sandbox_id))
+        yield Do(lambda: self._local.release(sandbox_id, all_of_them=all_of_them))
+        if sandbox_id not in self._local.holds:
+            with self._lock:
+                self._released[sandbox_id] = None
+                self._targets.pop(sandbox_id, None)
 
     def _destroy(self, sandbox_id: str, delete_data: bool) -> Steps[None]:
         yield Do(lambda: self._local.destroy(sandbox_id))
@@ -89,7 +91,8 @@ class _InProcess:
         self._epochs = itertools.count(1)
         self._root = Path(tempfile.mkdtemp(prefix="sandfleet-mock-"))
         self._remove = weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
-        self.held: set[str] = set()
+        #: How often each sandbox was acquired and not yet released.
+        self.holds: Counter[str] = Counter()
 
     def acquire(self, identity: Identity) -> Route:
         sandbox_id = identity.digest[:8]
@@ -117,10 +120,24 @@ class _InProcess:
                 created_at=now,
                 used_at=now,
             )
-        self.held.add(sandbox_id)
+        self.holds[sandbox_id] += 1
         return Route(sandbox_id, "in-process", "in-process", self._sandboxes[sandbox_id].epoch)
 
+    def release(self, sandbox_id: str, *, all_of_them: bool) -> None:
+        self.holds[sandbox_id] -= 1
+        if all_of_them or self.holds[sandbox_id] <= 0:
+            del self.holds[sandbox_id]
+
+    def identity_of(self, target: Target) -> Identity:
+        if target.identity is None:
+            info = self._sandboxes.get(target.sandbox_id)
+            if info is None:
+                raise SandboxNotFound(f"no sandbox {target.sandbox_id}", sandbox_id=target.sandbox_id)
+            target.identity = Identity(info.thread_id, info.user_id)
+        return target.identity
+
     def destroy(self, sandbox_id: str) -> None:
+        del self.holds[sandbox_id]
         if self._sandboxes.pop(sandbox_id, None) is None:
             raise SandboxNotFound(f"no sandbox {sandbox_id}", sandbox_id=sandbox_id)
         self._backend.destroy(sandbox_id)

@@ -139,12 +139,7 @@ class LocalBackend(SandboxBackend):
             process = self._start(plan, uid, key, run_fd)
             undo.pop_all()
         who = os.geteuid() if uid is None else uid
-        connection = EndpointConnection(
-            UnixEndpoint(run_fd, bwrap.SOCKET, key, uid=who, pid=process.pid),
-            sandbox_id=plan.sandbox_id,
-            liveness=lambda: Liveness.DEAD if process.is_dead(_DYING_S) else Liveness.ALIVE,
-            waiter=self._waiter,
-        )
+        connection = self._connect(plan, UnixEndpoint(run_fd, bwrap.SOCKET, key, uid=who, pid=process.pid), process)
         sandbox = _Sandbox(process, connection, plan.run_dir)
         with self._lock:
             self._sandboxes[plan.sandbox_id] = sandbox
@@ -219,6 +214,20 @@ class LocalBackend(SandboxBackend):
             return local_process.start(
                 self._spawner, launch, config=json.dumps(config).encode() + b"\n", timeout_s=local.start_timeout_s
             )
+
+    def _connect(
+        self, plan: SandboxPlan, endpoint: UnixEndpoint, process: local_process.SandboxProcess
+    ) -> EndpointConnection:
+        return EndpointConnection(
+            endpoint,
+            sandbox_id=plan.sandbox_id,
+            liveness=lambda: self._liveness(process),
+            waiter=self._waiter,
+        )
+
+    @staticmethod
+    def _liveness(process: local_process.SandboxProcess) -> Liveness:
+        return Liveness.DEAD if process.is_dead(_DYING_S) else Liveness.ALIVE
 
     # --- ending --------------------------------------------------------------------------------
 

@@ -61,6 +61,10 @@ MAX_RAW_BODY = 8 * MIB
 CHUNK = 4 * MIB
 EDIT_LIMIT = 64 * MIB
 INLINE_LIMIT = 4 * MIB  # Work on more bytes than this goes to a helper so that commands do not wait for it.
+TEXT_LIMIT = 16 * MIB  # Characters of one decoded read; as UTF-8 that is 64 MiB at most.
+SCAN_LIMIT, SCAN_S = 64 * MIB, 2.0  # Beyond what is shown, a decoded read looks at no more than this.
+BINARY_PROBE = 8192
+DISK_S = 5.0  # How long counting the bytes of a thread's files may take.
 SCRIPT_LIMIT = 120 * 1024  # The kernel refuses a single argument of 128 KiB.
 QUIET_S, DRAIN_S = 0.05, 0.2
 SESSION_GRACE_S = 1.0
@@ -83,7 +87,7 @@ STATUS_OF = {
     "file_too_large": 413, "not_regular_file": 400, "invalid_pattern": 400, "no_match": 409,
     "ambiguous_match": 409, "digest_mismatch": 409, "session_not_found": 404, "session_busy": 409,
     "session_lost": 410, "op_not_found": 404, "op_exists": 409, "too_busy": 503,
-    "search_timeout": 504, "internal": 500,
+    "search_timeout": 504, "binary_file": 415, "internal": 500,
 }  # fmt: skip
 CODE_OF_ERRNO = {
     errno.ENOENT: "path_not_found", errno.EISDIR: "is_directory", errno.ENOTDIR: "not_directory",
@@ -93,6 +97,7 @@ CODE_OF_ERRNO = {
     errno.ETXTBSY: "permission_denied", errno.EAGAIN: "too_busy", errno.EMFILE: "too_busy",
     errno.ENFILE: "too_busy", errno.ENOMEM: "too_busy",
 }  # fmt: skip
+CALLERS_FAULT = (errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.E2BIG, errno.EXDEV, errno.EBUSY, errno.EILSEQ)
 
 
 class ApiError(Exception):
@@ -117,8 +122,7 @@ def mapped(exc: BaseException, path: Optional[str] = None) -> ApiError:
         facts: Json = {} if name is None else {"path": os.fsdecode(name) if not isinstance(name, int) else name}
         code = CODE_OF_ERRNO.get(exc.errno)
         if code is None:
-            code = "invalid_argument" if exc.errno in (errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL,
-                                                       errno.E2BIG, errno.EXDEV) else "internal"  # fmt: skip
+            code = "invalid_argument" if exc.errno in CALLERS_FAULT else "internal"
             facts["errno"] = errno.errorcode.get(exc.errno, str(exc.errno))
         return ApiError(code, os.strerror(exc.errno), **facts)
     return ApiError("internal", "%s: %s" % (type(exc).__name__, str(exc)[:200]), type=type(exc).__name__)
@@ -1284,6 +1288,14 @@ def check_digest(path: str, wanted: Optional[str]) -> None:
             raise ApiError("digest_mismatch", "the file has changed", path=path, digest=current)
 
 
+def make_parents(path: str) -> None:
+    """The directory ``path`` is going to be in; a link that leads nowhere is not taken for a missing one."""
+    folder = os.path.dirname(path.rstrip("/")) or "/"
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise ApiError("not_directory", os.strerror(errno.ENOTDIR), path=path)
+    os.makedirs(folder, exist_ok=True)
+
+
 class Target:
     """The place a file is going to be written at: its real path, and the file that is there now."""
 
@@ -1291,20 +1303,27 @@ class Target:
         self.path, self.real = path, os.path.realpath(path)
         self.folder = os.path.dirname(self.real)
         self.st: Optional[os.stat_result] = None
-        if path.endswith("/"):
+        if os.path.basename(path) in ("", ".", ".."):
             raise ApiError("is_directory", "Is a directory", path=path)
         try:
             self.st = os.stat(self.real)
         except FileNotFoundError:
             if create_parents:
-                os.makedirs(self.folder, exist_ok=True)
+                self.make_parents()
         if self.st is not None:
             # Opening for writing gives the exact reason where a rename would bypass the file's own mode.
             try:
                 os.close(open_regular(self.real, os.O_WRONLY)[0])
             except OSError as exc:
+                # The kernel looks at the file's mode first; what matters more is that nobody can write on this mount.
+                if exc.errno in (errno.EACCES, errno.EPERM) and os.statvfs(self.folder).f_flag & os.ST_RDONLY:
+                    raise OSError(errno.EROFS, os.strerror(errno.EROFS), path) from None
                 if exc.errno != errno.ETXTBSY:
                     raise
+
+    def make_parents(self) -> None:
+        make_parents(self.path)
+        os.makedirs(self.folder, exist_ok=True)  # elsewhere, when a link to a file that is yet to be written is there
 
     def temporary(self) -> Tuple[int, str]:
         name = os.path.join(self.folder, ".upload-" + os.urandom(8).hex() + ".part")
@@ -1372,14 +1391,22 @@ def remove_quietly(path: str) -> None:
 
 def write_file(path: str, data: Union[bytes, bytearray], a: Args) -> Json:
     mode = octal(a)
-    if_digest, append = a.text("if_digest", None), a.flag("append")
-    target = Target(path, a.flag("create_parents", True))
+    if_digest, if_size, append = a.text("if_digest", None), a.count("if_size", None), a.flag("append")
+    if if_size is not None and not append:
+        raise ApiError("invalid_argument", "if_size goes with append", argument="if_size")
+    target = Target(path, create_parents=False)
     check_digest(target.real, if_digest)
+    before = 0 if target.st is None else target.st.st_size
+    if if_size is not None and before != if_size:
+        raise ApiError("digest_mismatch", "the file has changed", path=path, size=before)
+    if target.st is None and a.flag("create_parents", True):
+        target.make_parents()
     target.write(data, append, mode)
-    digest = None
-    if if_digest is not None or a.flag("digest"):
-        digest = digest_of(target.real) if append else hashlib.sha256(data).hexdigest()
     size = os.stat(target.real).st_size if append else len(data)
+    digest = None
+    # Who appends to a large file does not want it read from its beginning each time.
+    if if_digest is not None or (a.flag("digest") and (not append or size <= INLINE_LIMIT)):
+        digest = digest_of(target.real) if append else hashlib.sha256(data).hexdigest()
     return {"path": path, "size": size, "created": target.st is None, "digest": digest}
 
 
@@ -1436,13 +1463,18 @@ def read_lines(fd: int, start: int, end: Optional[int], limit: int) -> Tuple[byt
             return text, lines, (line - 1 if at_start else line) if ended else None, truncated
 
 
-def read_text(path: str, a: Args) -> Json:
+def line_range(a: Args) -> Tuple[Optional[int], Optional[int]]:
     start, end = a.count("start_line", None), a.count("end_line", None)
     for name, value in (("start_line", start), ("end_line", end)):
         if value is not None and value < 1:
             raise ApiError("invalid_argument", "%s must be >= 1" % name, argument=name)
     if start is not None and end is not None and start > end:
         raise ApiError("invalid_argument", "start_line > end_line", argument="start_line")
+    return start, end
+
+
+def read_text(path: str, a: Args) -> Json:
+    start, end = line_range(a)
     limit = min(a.count("max_bytes", CHUNK), 16 * MIB)
     fd, st = open_regular(path)
     try:
@@ -1470,6 +1502,169 @@ def read_text(path: str, a: Args) -> Json:
     }
 
 
+# What bytes that do not decode become while a file is looked through: a lone surrogate, which no strict decoding
+# gives, so that it can be told from a U+FFFD that stands in the file.
+UNDECODED = "\udcff"
+codecs.register_error("sandfleet.mark", lambda exc: (UNDECODED, exc.end))  # type: ignore[attr-defined]
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
+)  # fmt: skip
+
+
+def encoding_of(head: bytes) -> Tuple[str, bytes]:
+    """The encoding and byte order mark of a text that begins so; UTF-8 where there is no mark."""
+    for mark, name in MARKS:  # UTF-32's little-endian mark begins with UTF-16's, so it is looked for first
+        if head.startswith(mark):
+            return name, mark
+    return "utf-8", b""
+
+
+def text_decoder(encoding: str) -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8" if encoding == "utf-8-sig" else encoding)("sandfleet.mark")
+
+
+def check_text(text: str, path: str, size: int) -> None:
+    if "\0" in text or UNDECODED in text:
+        raise ApiError("binary_file", "the file is not text", path=path, size=size)
+
+
+def after_newlines(text: str, number: int) -> int:
+    """Where the text goes on after its ``number``-th newline."""
+    position = 0
+    for _ in range(number):
+        position = text.index("\n", position) + 1
+    return position
+
+
+class TextScan:
+    """Lines ``start`` to ``end`` of a text that comes in pieces: the first ``most`` characters, and counts."""
+
+    def __init__(self, start: int, end: Optional[int], most: int) -> None:
+        self.start, self.end, self.most = start, end, most
+        self.kept: List[str] = []
+        self.line, self.at_start = 1, True  # where the next character stands
+        self.chars = 0  # of the range
+
+    @property
+    def over(self) -> bool:
+        """Whether the range is behind us."""
+        return self.end is not None and self.line > self.end
+
+    @property
+    def full(self) -> bool:
+        return self.over or self.chars > self.most
+
+    def feed(self, text: str) -> None:
+        if not text:
+            return
+        newlines, piece = text.count("\n"), ""
+        if not self.over and self.line + newlines >= self.start:
+            begin = after_newlines(text, max(0, self.start - self.line))
+            stop = len(text)
+            if self.end is not None and self.line + newlines > self.end:
+                stop = after_newlines(text, self.end - self.line + 1)
+            piece = text[begin:stop]
+        if self.chars <= self.most:
+            self.kept.append(piece[: self.most + 1 - self.chars])
+        self.chars += len(piece)
+        self.line, self.at_start = self.line + newlines, text.endswith("\n")
+
+    @property
+    def total_lines(self) -> int:
+        return self.line - 1 if self.at_start else self.line
+
+    def shown(self) -> Tuple[str, bool]:
+        """The text in whole lines, and whether even its first line had to be cut."""
+        text = "".join(self.kept)
+        if self.chars <= self.most:
+            return text, False
+        end = text.rfind("\n", 0, self.most) + 1
+        return text[: end or self.most], not end
+
+
+def read_decoded(path: str, a: Args, check: Callable[[int], None]) -> Json:
+    """A range of lines as text; ``check`` is told how many bytes were read so far.
+
+    What is shown is read however far away it lies. Beyond it the file is only counted and digested, and only as far as
+    `SCAN_LIMIT` and `SCAN_S` allow.
+    """
+    start, end = line_range(a)
+    lenient = a.flag("lenient")
+    scan = TextScan(start or 1, end, a.count("max_chars", TEXT_LIMIT, low=1, high=TEXT_LIMIT))
+    fd, st = open_regular(path)
+    try:
+        head = read_exactly(fd, BINARY_PROBE)
+        encoding, mark = encoding_of(head)
+        if not lenient:
+            beginning = text_decoder(encoding).decode(head[len(mark) :], final=len(head) < BINARY_PROBE)
+            check_text(beginning, path, st.st_size)
+        decoder = text_decoder(encoding)
+        thorough, until = not lenient and st.st_size <= SCAN_LIMIT, time.monotonic() + SCAN_S
+        digest = hashlib.sha256() if thorough else None
+        data, size, ended = head, 0, False
+        while not (scan.full and (not thorough or size > SCAN_LIMIT or time.monotonic() > until)):
+            size += len(data)
+            check(size)
+            if digest is not None:
+                digest.update(data)
+                if size > SCAN_LIMIT or time.monotonic() > until:
+                    digest = None
+            scan.feed(decoder.decode(data[len(mark) :] if size == len(data) else data, final=not data))
+            if not data:
+                ended = True
+                break
+            data = os.read(fd, MIB)
+    finally:
+        os.close(fd)
+    text, cut = scan.shown()
+    truncated = scan.chars > scan.most
+    counted = ended and (thorough or not scan.full)  # otherwise it depends on where the pieces happened to end
+    if lenient:
+        text = text.replace(UNDECODED, "\ufffd")
+    else:
+        check_text(text, path, st.st_size)
+    lines = text.count("\n") + (text[-1:] not in ("", "\n"))
+    return {
+        "path": path,
+        "content_b64": base64.b64encode(text.encode("utf-8")).decode("ascii"),
+        "start_line": scan.start,
+        "end_line": scan.start + lines - 1,
+        "total_lines": scan.total_lines if counted else None,
+        "total_chars": scan.chars if counted or (scan.over and (thorough or not truncated)) else None,
+        "truncated": truncated,
+        "cut_line": cut,
+        "encoding": encoding,
+        "size": size if ended else st.st_size,
+        "digest": digest.hexdigest() if ended and digest is not None else None,
+    }
+
+
+def edited(data: bytes, old: bytes, new: bytes, path: str) -> Tuple[bytes, bytes, bytes, str]:
+    """What to look for and what to put there, in the file's own encoding and line ends; and that encoding.
+
+    UTF-16 and UTF-32 with a byte order mark are edited as text: (text as UTF-8, old, new, encoding). Where every line
+    ends with CR LF, a bare line feed of the caller means such an end.
+    """
+    encoding, mark = encoding_of(data)
+    if encoding in ("utf-8", "utf-8-sig"):
+        if b"\0" in data[:BINARY_PROBE]:
+            raise ApiError("binary_file", "the file is not text", path=path, size=len(data))
+        encoding = "utf-8"
+    else:
+        try:
+            data = data[len(mark) :].decode(encoding).encode("utf-8")
+        except UnicodeDecodeError:
+            raise ApiError("binary_file", "the file is not text", path=path, size=len(data)) from None
+        for name, value in (("old", old), ("new", new)):
+            if value.decode("utf-8", "replace").encode("utf-8") != value:
+                raise ApiError("invalid_argument", "%s is not UTF-8" % name, argument=name)
+    newlines = data.count(b"\n") if b"\n" in old + new else 0
+    if newlines and data.count(b"\r\n") == newlines:
+        old, new = (re.sub(rb"(?<!\r)\n", b"\r\n", text) for text in (old, new))
+    return data, old, new, encoding
+
+
 def str_replace(path: str, a: Args) -> Json:
     old, new = a.data("old"), a.data("new") or b""
     if not old:
@@ -1485,6 +1680,7 @@ def str_replace(path: str, a: Args) -> Json:
         data = read_exactly(fd, EDIT_LIMIT)
     finally:
         os.close(fd)
+    data, old, new, encoding = edited(data, old, new, path)
     count = data.count(old)
     if count == 0:
         raise ApiError("no_match", "the text was not found", path=path)
@@ -1499,6 +1695,8 @@ def str_replace(path: str, a: Args) -> Json:
     if len(data) + count * (len(new) - len(old)) > EDIT_LIMIT * 2:
         raise ApiError("file_too_large", "the result would be too large", path=path, limit=EDIT_LIMIT * 2)
     data = data.replace(old, new)
+    if encoding != "utf-8":
+        data = {name: mark for mark, name in MARKS}[encoding] + data.decode("utf-8").encode(encoding)
     target.write(data, False, None)
     return {"path": path, "count": count, "size": len(data), "digest": hashlib.sha256(data).hexdigest()}
 
@@ -1531,6 +1729,78 @@ def exists(path: str, _a: Args) -> Json:
     return {"path": path, "exists": found is not None, "type": found}
 
 
+def make_link(path: str, a: Args) -> Json:
+    """A symbolic link at ``path``; one that is there already is replaced with ``overwrite``, nothing else is."""
+    target = a.text("target")
+    if not target or "\0" in target:
+        raise ApiError("invalid_argument", "target is empty or has a NUL", argument="target")
+    if path.endswith("/"):
+        raise ApiError("is_directory", "Is a directory", path=path)
+    if a.flag("create_parents", True):
+        make_parents(path)
+    if a.flag("overwrite") and os.path.islink(path):
+        name = os.path.join(os.path.dirname(path), ".upload-" + os.urandom(8).hex() + ".part")
+        os.symlink(target, name)
+        try:
+            os.rename(name, path)
+        except BaseException:
+            remove_quietly(name)
+            raise
+    else:
+        os.symlink(target, path)
+    return {"path": path, "target": target}
+
+
+def disk_usage(path: str) -> int:
+    """Bytes that a tree occupies on its file system; a file with several names counts once."""
+    total, seen = os.lstat(path).st_blocks * 512, set()
+    for _relative, entry, _depth in Walk(path, []):
+        try:
+            st = entry.stat(follow_symlinks=False)
+        except OSError:
+            continue
+        if st.st_nlink > 1 and not stat.S_ISDIR(st.st_mode):
+            if (st.st_dev, st.st_ino) in seen:
+                continue
+            seen.add((st.st_dev, st.st_ino))
+        total += st.st_blocks * 512
+    return total
+
+
+def usage() -> Json:
+    """What this process and everything below it uses. Processor time includes what has ended and was waited for."""
+    rows: Dict[int, List[bytes]] = {}
+    below: Dict[int, List[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open("/proc/%s/stat" % name, "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            rows[int(name)] = fields
+            below.setdefault(int(fields[1]), []).append(int(name))
+    tree, found = [os.getpid()], 0
+    while found < len(tree):
+        tree.extend(below.get(tree[found], ()))
+        found += 1
+    ticks = sum(int(part) for pid in tree if pid in rows for part in rows[pid][11:15])
+    pages = sum(int(rows[pid][21]) for pid in tree if pid in rows)
+    return {
+        "cpu_s": ticks / os.sysconf("SC_CLK_TCK"),
+        "memory_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+        "pids": len(tree),
+        "network_bytes": None if interfaces() else 0,
+    }
+
+
+def interfaces() -> List[str]:
+    """Network interfaces other than loopback: without any there is no traffic to count."""
+    with open("/proc/self/net/dev", encoding="ascii", errors="replace") as file:
+        names = [line.partition(":")[0].strip() for line in file if ":" in line]
+    return [name for name in names if name != "lo"]
+
+
 def move(path: str, a: Args, to: str) -> Json:
     if not a.flag("overwrite", True) and os.path.lexists(to):
         raise ApiError("already_exists", "the target exists", path=to)
@@ -1538,7 +1808,9 @@ def move(path: str, a: Args, to: str) -> Json:
         raise ApiError("is_directory", "the target is a directory", path=to)
     os.lstat(path)
     if a.flag("create_parents", True):
-        os.makedirs(os.path.dirname(to) or "/", exist_ok=True)
+        make_parents(to)
+    if a.flag("follow") and a.flag("overwrite", True) and os.path.islink(to):
+        to = os.path.realpath(to)
     try:
         os.rename(path, to)
     except OSError as exc:
@@ -1567,6 +1839,9 @@ def move(path: str, a: Args, to: str) -> Json:
 def remove(path: str, a: Args) -> Json:
     try:
         st = os.lstat(path)
+        if os.path.basename(path.rstrip("/")) in (".", ".."):
+            # The kernel refuses these names too, but only when everything below is gone.
+            raise ApiError("invalid_argument", os.strerror(errno.EINVAL), path=path)
         if not stat.S_ISDIR(st.st_mode):
             os.unlink(path)
         elif a.flag("recursive"):
@@ -1871,11 +2146,11 @@ class Request:
         """The query string as arguments: numbers and flags become what they say."""
         values: Json = {}
         for name, value in parse_qsl(self.query, keep_blank_values=True, errors="surrogateescape"):
-            if name in ("offset", "length", "limit"):
+            if name in ("offset", "length", "limit", "if_size"):
                 if not re.match(r"[0-9]{1,18}\Z", value):
                     raise ApiError("invalid_argument", "%s is not a number" % name, argument=name)
                 values[name] = int(value)
-            elif name in ("append", "create_parents", "digest"):
+            elif name in ("append", "create_parents", "digest", "disk"):
                 values[name] = value.lower() in ("1", "true", "yes")
             else:
                 values[name] = value
@@ -2213,6 +2488,7 @@ class Server:
         self.helpers: Dict[int, Timer] = {}
         self.inflight = 0
         self.started = time.monotonic()
+        self.measured = self.started, 0.0
         self.routes = self._routes()
         self.loop.add(listener.fileno(), select.EPOLLIN, self._accept)
         self.loop.later(5.0, self._sweep)
@@ -2454,22 +2730,38 @@ class Server:
         with open("/proc/self/statm", "rb") as file:
             rss = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         commands = self.commands
-        request.ok(
-            {
-                "fds": len(os.listdir("/proc/self/fd")) - 1,
-                "connections": len(self.conns),
-                "ops_running": commands.running,
-                "ops_kept": len(commands.done),
-                "ops_kept_bytes": commands.done_bytes,
-                "sessions": len(commands.sessions),
-                "uploads": len(self.uploads),
-                "helpers": len(self.helpers),
-                "orphan_pipes": len(commands.orphans),
-                "rss_bytes": rss,
-                "zombies": sum(state == "Z" and parent == me for _pid, state, parent, _sid, _start in processes()),
-                "uptime_s": round(time.monotonic() - self.started, 3),
-            }
-        )
+        used = usage()
+        last_at, last_cpu_s = self.measured
+        self.measured = time.monotonic(), used["cpu_s"]
+        passed_s = self.measured[0] - last_at
+        used["cpu_percent"] = round(100 * max(0.0, used["cpu_s"] - last_cpu_s) / passed_s, 1) if passed_s > 0 else None
+        told: Json = {
+            **used,
+            "fds": len(os.listdir("/proc/self/fd")) - 1,
+            "connections": len(self.conns),
+            "ops_running": commands.running,
+            "ops_kept": len(commands.done),
+            "ops_kept_bytes": commands.done_bytes,
+            "sessions": len(commands.sessions),
+            "uploads": len(self.uploads),
+            "helpers": len(self.helpers),
+            "orphan_pipes": len(commands.orphans),
+            "rss_bytes": rss,
+            "zombies": sum(state == "Z" and parent == me for _pid, state, parent, _sid, _start in processes()),
+            "uptime_s": round(time.monotonic() - self.started, 3),
+            "disk_bytes": None,
+        }
+        if not request.params().flag("disk"):
+            request.ok(told)
+            return
+        home = os.path.dirname(self.cwd.rstrip("/")) or "/"
+
+        def then(status: int, body: bytes) -> None:
+            # A tree too large to be counted in time is not known; the rest is.
+            told["disk_bytes"] = json.loads(body)["data"] if status == 200 else None
+            request.ok(told)
+
+        self.fork_helper(lambda: disk_usage(home), DISK_S, then)
 
     def list_ops(self, request: Request) -> None:
         request.ok({"ops": [op.brief() for op in self.commands.ops.values()]})
@@ -2774,6 +3066,8 @@ class Server:
             to = self.path(a.text("to"), "to")
             heavy = os.path.isfile(path) and size_of(path) > INLINE_LIMIT and not same_device(path, to)
             self.work(request, path, heavy, lambda: move(path, a, to), timeout_s)
+        elif do == "text":
+            self.answer_text(request, path, a, timeout_s)
         elif do == "list":
             self.answer_listing(request, path, a, lambda check: list_dir(path, a, check), timeout_s)
         elif work is None:
@@ -2800,6 +3094,18 @@ class Server:
             self.work(request, path, False, lambda: listing(check), timeout_s)
         except TooSlow:
             self.work(request, path, True, lambda: listing(no_check), timeout_s)
+
+    def answer_text(self, request: Request, path: str, a: Args, timeout_s: Optional[float]) -> None:
+        """Read a small file here, where it is quickest; what turns out to be large is begun anew in a helper."""
+
+        def check(size: int) -> None:
+            if size > MIB:
+                raise TooSlow
+
+        try:
+            self.work(request, path, False, lambda: read_decoded(path, a, check), timeout_s)
+        except TooSlow:
+            self.work(request, path, True, lambda: read_decoded(path, a, lambda _size: None), timeout_s)
 
     # -- AIO files
 
@@ -2956,7 +3262,7 @@ class Server:
 
 FS_WORK: Dict[str, Callable[[str, Args], Json]] = {
     "stat": describe, "exists": exists, "read": read_text, "glob": glob_files, "grep": grep_files,
-    "str_replace": str_replace, "remove": remove, "make_dir": make_dir,
+    "str_replace": str_replace, "remove": remove, "make_dir": make_dir, "make_link": make_link,
 }  # fmt: skip
 
 

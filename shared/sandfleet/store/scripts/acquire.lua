@@ -1,8 +1,8 @@
 -- The one-call acquire: hold a live sandbox, or park the waiter and ask the scheduler. Hot path.
 -- KEYS  1 prefix
 -- ARGV  1 digest  2 op id  3 reply_to  4 agent  5 agent ttl ms  6 wait ms  7 queue or ''  8 message
--- Returns {status, route, was warm 0|1}; status also "crowded" (nothing done).
---@use time route story reply waiters sandbox
+-- Returns {status, route, was warm 0|1}, {'backing_off', retry after ms, error}; status also "crowded" (nothing done).
+--@use time route story reply line waiters sandbox
 local ms = now_ms()
 local state, sid, route, node = thread_state(A[1], ms)
 if state == 'live' then
@@ -17,9 +17,17 @@ if state == 'live' then
   return { 'live', route, was_warm }
 end
 
+-- Creations that keep failing are spread out; until the next may be tried nobody waits for it.
+if state == nil then
+  local failing = call('HMGET', P .. 'failing:' .. A[1], 'retry_at', 'error')
+  local left = tonumber(failing[1] or 0) - ms
+  if left > 0 then return { 'backing_off', left, failing[2] } end
+end
+
 -- Counted exactly while they are few; a crowd is not read through on every call.
 local waiting = P .. 'waiting:' .. A[1]
-local requested_at = call('HGET', waiting, '@req')
+local marks = call('HMGET', waiting, '@req', '@until')
+local requested_at = marks[1]
 local others = call('HLEN', waiting)
 if others <= FEW or others >= MAX_WAITERS then
   others = 0
@@ -28,9 +36,14 @@ if others <= FEW or others >= MAX_WAITERS then
   end
 end
 if others >= MAX_WAITERS then return { 'crowded' } end
-call('HSET', waiting, A[2], (ms + tonumber(A[6])) .. '|' .. A[5] .. '|' .. A[3] .. '|' .. A[4])
+local until_ms = ms + tonumber(A[6])
+call('HSET', waiting, A[2], until_ms .. '|' .. A[5] .. '|' .. A[3] .. '|' .. A[4],
+  '@until', math.max(until_ms, tonumber(marks[2] or 0)))
 local status = 'creating'
-if state == nil then
+if state == nil and call('ZSCORE', P .. 'parked', A[1]) then
+  status = 'parked'
+  for _, key in ipairs({ P .. 'parked', P .. 'parked:' .. A[1] }) do keep(key, tonumber(A[6]) + 2 * DAY) end
+elseif state == nil then
   status = 'requested'
   local fresh = others > 0 and requested_at and tonumber(requested_at) > ms - 2000
   if A[7] ~= '' and not fresh then

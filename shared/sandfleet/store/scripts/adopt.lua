@@ -3,7 +3,7 @@
 -- ARGV  1 digest  2 thread id  3 user id or ''  4 backend  5 spec JSON  6 sandbox  7 node  8 incarnation  9 epoch
 --       10 data id
 -- Returns 'adopted' | 'newer' | 'no_lease'
---@use time route story reply use waiters sandbox
+--@use time route story reply line use waiters sandbox
 local ms = now_ms()
 local sid, node, inc, epoch = A[6], A[7], A[8], tonumber(A[9])
 local route = sid .. '|' .. node .. '|' .. inc .. '|' .. A[9]
@@ -29,8 +29,7 @@ if t[2] then
 end
 
 -- It runs and may be in use, so it has a place, even one too many.
-local places = P .. 'places:' .. node
-if old and not same then forget(t[2], old) end
+if old and not same then forget(t[2], old, ms) end
 call('HSET', thread, 'sandbox_id', sid, 'data_id', A[10], 'epoch', A[9])
 call('PEXPIRE', thread, KEEP)
 call('SET', P .. 'id:' .. sid, A[1], 'PX', KEEP)
@@ -39,8 +38,7 @@ call('HSETNX', key, 'created', ms)
 call('HSET', key, 'owner', A[1], 'state', 'live', 'route', route, 'thread', A[2], 'user', A[3], 'backend', A[4],
   'spec', A[5], 'used', ms)
 call('PEXPIRE', key, KEEP)
-call('ZADD', places, '+inf', sid)
-keep(places, KEEP)
+take_place(sid, node, A[3], '+inf')
 call('ZADD', P .. 'sandboxes', 0, sid)
 keep(P .. 'sandboxes', KEEP)
 call('ZREM', P .. 'warm:' .. node, sid)

@@ -2,7 +2,7 @@
 -- KEYS  1 prefix
 -- ARGV  1 node  2 incarnation  3 lease ms  4 again 0|1  5… field value pairs of the node
 -- Returns {now ms, 'ok' | 'in_use' | 'retired', holder}
---@use time route story
+--@use time route story line
 local ms = now_ms()
 local key, lease = P .. 'node:' .. A[1], P .. 'lease:' .. A[1]
 local holder = call('GET', lease)
@@ -13,7 +13,7 @@ local same = n[1] == A[2] and n[2] ~= 'gone'
 call('HSET', key, 'incarnation', A[2], unpack(A, 5))
 if not same then
   call('HSET', key, 'state', 'ready', 'started', ms)
-  call('HDEL', key, 'load')
+  call('HDEL', key, 'load', 'reason')
   story(A[1], ms, 'announced', text('incarnation', A[2]))
 end
 call('PEXPIRE', key, DAY)
@@ -27,4 +27,5 @@ call('HSET', fleet, 'lease', longest)
 -- It was announced before and nobody knows it: data was lost, and others hold sandboxes that are not known yet.
 if A[4] == '1' and not n[1] then call('HSET', fleet, 'recovering', ms + longest) end
 call('PEXPIRE', fleet, KEEP)
+kick(ms)
 return { ms, 'ok' }

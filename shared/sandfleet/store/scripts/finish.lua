@@ -2,7 +2,7 @@
 -- KEYS  1 prefix
 -- ARGV  1 op id  2 node  3 incarnation  4 outcome  5 reply  6 keep ms  7 only recorded 0|1
 -- Returns 1, or 0 when it was answered before, is unknown or is claimed by somebody else (with 7: by anybody).
---@use time route reply use
+--@use time route reply line use
 local op = P .. 'op:' .. A[1]
 local o = call('HMGET', op, 'state', 'route', 'reply_to', 'effect')
 if not o[1] then return 0 end
@@ -22,5 +22,8 @@ else
 end
 -- A client that starts with "!" wants errors only.
 if A[4] ~= 'ok' or string.byte(o[3]) ~= 33 then reply(o[3], A[1], A[5]) end
-if was_busy == 1 then settle(sid, o[2], ms) end
+if was_busy == 1 then
+  call('HSET', P .. 'sandbox:' .. sid, 'used', ms)
+  settle(sid, o[2], ms)
+end
 return 1

@@ -2,7 +2,7 @@
 -- KEYS  1 prefix
 -- ARGV  1 sandbox  2 route text  3 reason
 -- Returns 1, or 0 when it is not this route's or was stopping or lost already.
---@use time route story reply waiters sandbox
+--@use time route story reply line waiters sandbox
 local ms = now_ms()
 local sb = call('HMGET', P .. 'sandbox:' .. A[1], 'state', 'route', 'owner')
 if sb[2] ~= A[2] or (sb[1] ~= 'live' and sb[1] ~= 'creating') then return 0 end

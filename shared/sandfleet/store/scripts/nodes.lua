@@ -1,6 +1,7 @@
 -- Every known node.
 -- KEYS  1 prefix
--- Returns a list of {node, lease holder or '', places, warm, inflight, field, value…}
+-- Returns a list of {node, lease holder or '', places, creating, stopping, warm, {sandbox, warm since ms, …} longest
+-- idle first, inflight, field, value…}
 --@use time
 local ms = now_ms()
 local out = {}
@@ -10,7 +11,10 @@ for _, node in ipairs(call('SMEMBERS', P .. 'nodes')) do
     call('SREM', P .. 'nodes', node)
   else
     out[#out + 1] = { node, call('GET', P .. 'lease:' .. node) or '',
-      call('ZCOUNT', P .. 'places:' .. node, '(' .. ms, '+inf'), call('ZCARD', P .. 'warm:' .. node),
+      call('ZCOUNT', P .. 'places:' .. node, '(' .. ms, '+inf'),
+      call('ZCOUNT', P .. 'places:' .. node, '(' .. ms, '(+inf'),
+      call('ZCOUNT', P .. 'stopping:' .. node, '(' .. (ms - 30000), '+inf'), call('ZCARD', P .. 'warm:' .. node),
+      call('ZRANGE', P .. 'warm:' .. node, 0, 31, 'WITHSCORES'),
       call('ZCARD', P .. 'inflight:' .. node), unpack(fields) }
   end
 end

@@ -40,6 +40,7 @@ if A[12] == 'live' then
   call('ZADD', busy, deadline + 30000, A[1])
   call('PEXPIRE', busy, math.max(2 * DAY, deadline - ms + 60000))
   call('ZREM', P .. 'warm:' .. node, A[3])
+  call('HSET', P .. 'sandbox:' .. A[3], 'used', ms)
 end
 if A[15] ~= '' then call('LPUSH', A[15], A[16]) end
 return { 'recorded', ms }

@@ -2,7 +2,7 @@
 -- KEYS  1 prefix
 -- ARGV  1 sandbox  2 owner  3 agent
 -- Returns 1, or 0 when unknown or not the owner's.
---@use time route story use
+--@use time route story line use
 local ms = now_ms()
 local key = P .. 'sandbox:' .. A[1]
 local sb = call('HMGET', key, 'owner', 'state', 'route')

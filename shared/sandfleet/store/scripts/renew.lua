@@ -2,7 +2,7 @@
 -- KEYS  1 prefix
 -- ARGV  1 node  2 incarnation  3 lease ms  4 load JSON or ''
 -- Returns {now ms, 'ok' | 'unknown' | 'lost', state}
---@use time
+--@use time line
 local ms = now_ms()
 local key, lease = P .. 'node:' .. A[1], P .. 'lease:' .. A[1]
 local holder = call('GET', lease)
@@ -18,4 +18,6 @@ call('PEXPIRE', P .. 'fleet', KEEP)
 call('PEXPIRE', P .. 'places:' .. A[1], KEEP)
 call('PEXPIRE', P .. 'warm:' .. A[1], KEEP)
 call('PEXPIRE', P .. 'inflight:' .. A[1], 2 * DAY)
+-- It was away, and so were its places.
+if not holder then kick(ms) end
 return { ms, 'ok', n[2] }

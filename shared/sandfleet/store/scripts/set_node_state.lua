@@ -1,8 +1,9 @@
 -- Cordon, drain or open a node; one that is gone has given up its lease and its incarnation.
 -- KEYS  1 prefix
--- ARGV  1 node  2 state  3 incarnation that must be the current one, or ''
+-- ARGV  1 node  2 state  3 incarnation that must be the current one, or ''  4 reason or ''
 -- Returns 1, or 0 if there is no such node (a retired one comes back by announcing only).
---@use time story
+--@use time story line
+local ms = now_ms()
 local key = P .. 'node:' .. A[1]
 local n = call('HMGET', key, 'state', 'incarnation')
 local state = n[1]
@@ -11,8 +12,15 @@ if A[2] == 'gone' then
   call('DEL', P .. 'lease:' .. A[1])
   call('HSET', key, 'retired', n[2])
 end
+-- A reason belongs to the state it was told with.
+if A[2] == 'ready' or (state ~= A[2] and A[4] == '') then
+  call('HDEL', key, 'reason')
+elseif A[4] ~= '' then
+  call('HSET', key, 'reason', A[4])
+end
 if state ~= A[2] then
   call('HSET', key, 'state', A[2])
-  story(A[1], now_ms(), 'state', text('state', A[2]))
+  story(A[1], ms, 'state', text('state', A[2]) .. (A[4] ~= '' and text('reason', A[4]) or ''))
+  if A[2] == 'ready' then kick(ms) end
 end
 return 1

@@ -1,21 +1,39 @@
--- Remove every trace of a sandbox but its thread (home and epoch stay).
-local function forget(sid, route)
-  local _, node = split(route)
+-- What takes a place of its node, and with a user one of theirs, until `score`.
+local function take_place(sid, node, user, score)
+  call('ZADD', P .. 'places:' .. node, score, sid)
+  keep(P .. 'places:' .. node, KEEP)
+  if user and user ~= '' then
+    call('ZADD', P .. 'user:' .. user, score, sid)
+    keep(P .. 'user:' .. user, KEEP)
+  end
+end
+
+local function free_place(sid, node)
   call('ZREM', P .. 'places:' .. node, sid)
   call('ZREM', P .. 'warm:' .. node, sid)
+  call('ZREM', P .. 'stopping:' .. node, sid)
+  local user = call('HGET', P .. 'sandbox:' .. sid, 'user')
+  if user and user ~= '' then call('ZREM', P .. 'user:' .. user, sid) end
+end
+
+-- Remove every trace of a sandbox but its thread (home and epoch stay).
+local function forget(sid, route, ms)
+  local _, node = split(route)
+  free_place(sid, node)
   call('ZREM', P .. 'sandboxes', sid)
   call('DEL', P .. 'sandbox:' .. sid, P .. 'agents:' .. sid, P .. 'busy:' .. sid)
+  kick(ms)
 end
 
 -- Lost is kept ten minutes so that callers get a clear answer.
 local function make_lost(sid, route, ms, reason)
   local _, node = split(route)
-  call('ZREM', P .. 'places:' .. node, sid)
-  call('ZREM', P .. 'warm:' .. node, sid)
+  free_place(sid, node)
   call('DEL', P .. 'agents:' .. sid, P .. 'busy:' .. sid)
   call('HSET', P .. 'sandbox:' .. sid, 'state', 'lost', 'used', ms)
   call('PEXPIRE', P .. 'sandbox:' .. sid, 600000)
   story(sid, ms, 'lost', text('reason', reason) .. where(route))
+  kick(ms)
 end
 
 -- What a thread has: live, creating, stopping, or nil (nothing that serves; the old record may still be there).

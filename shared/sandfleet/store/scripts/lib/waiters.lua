@@ -1,4 +1,5 @@
--- Acquires that wait for a thread: hash op id -> "expiry|agent ttl|reply_to|agent", and under "@…" the last request.
+-- Acquires that wait for a thread: hash op id -> "expiry|agent ttl|reply_to|agent", and under "@…" the last request
+-- and until when the longest waits.
 local MAX_WAITERS, FEW = 1000, 24
 
 local function read_waiters(digest, ms, prune)
@@ -11,7 +12,8 @@ local function read_waiters(digest, ms, prune)
     else
       local expiry, ttl, client, agent = split(all[i + 1])
       if tonumber(expiry) > ms then
-        found[#found + 1] = { op = all[i], ttl = tonumber(ttl), client = client, agent = agent }
+        found[#found + 1] = { op = all[i], expiry = tonumber(expiry), ttl = tonumber(ttl), client = client,
+          agent = agent }
       elseif prune then
         call('HDEL', key, all[i])
       end
@@ -35,6 +37,7 @@ local function grant_waiters(digest, route, ms, new)
     end
   end
   call('DEL', P .. 'waiting:' .. digest)
+  leave_line(digest)
   if granted > 0 then call('ZREM', P .. 'warm:' .. node, sid) end
   return granted
 end
@@ -43,6 +46,7 @@ local function fail_waiters(digest, ms, payload)
   local waiters = read_waiters(digest, ms)
   for _, w in ipairs(waiters) do reply(w.client, w.op, payload) end
   call('DEL', P .. 'waiting:' .. digest)
+  leave_line(digest)
   return #waiters
 end
 

@@ -1,0 +1,167 @@
+"""A tool's logic written once: a generator of effects, carried out on a thread or on an event loop.
+
+`Effect` names a method of `Blocking` and of `Looping`; `carry_out` and `carry_out_async` drive the generator.
+What an effect raises is thrown into the generator, which decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sandfleet.aio import AsyncSandboxProvider
+from sandfleet.errors import SandboxNotFound
+from sandfleet.provider import SandboxProvider
+from sandfleet.tools.locks import FileOperationLock, get_file_operation_lock
+
+__all__ = ["Blocking", "Effect", "Effects", "Looping", "carry_out", "carry_out_async"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One thing to be done outside: ``name`` is a method of `Blocking` and `Looping`; its result is sent back."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+
+
+Effects = Generator[Effect, Any, T]
+
+
+class Blocking:
+    """Carries effects out on the calling thread, over any provider with the seeds' methods."""
+
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
+        self._locks: list[FileOperationLock] = []
+
+    def acquire(self, thread_id: str, user_id: str | None) -> str:
+        """The id of the thread's sandbox."""
+        return str(_acquire(self._provider, thread_id, user_id))
+
+    def release(self, sandbox_id: str) -> None:
+        """Count one acquire less."""
+        self._provider.release(sandbox_id)
+
+    def call(self, sandbox_id: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call a method of the sandbox."""
+        return getattr(_handle(self._provider, sandbox_id), method)(*args, **kwargs)
+
+    def lock(self, sandbox_id: str, path: str) -> None:
+        """Hold the file's lock until the tool is done."""
+        lock = get_file_operation_lock(_handle(self._provider, sandbox_id), path)
+        lock.acquire()
+        self._locks.append(lock)
+
+    def wait(self, arrival: Future[Exception | None]) -> Exception | None:
+        """Wait until another call of the same agent has a sandbox (None), or failed to get one (why)."""
+        return arrival.result()
+
+    def finish(self) -> None:
+        """Give the locks back."""
+        while self._locks:
+            self._locks.pop().release()
+
+
+class Looping:
+    """`Blocking` for event loops: natively over a `SandboxProvider`, on threads over a provider of another kind."""
+
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
+        self._twin = AsyncSandboxProvider.over(provider) if isinstance(provider, SandboxProvider) else None
+        self._locks: list[FileOperationLock] = []
+
+    async def acquire(self, thread_id: str, user_id: str | None) -> str:
+        """The id of the thread's sandbox."""
+        if self._twin is None:
+            return str(await asyncio.to_thread(_acquire, self._provider, thread_id, user_id))
+        return await self._twin.acquire(thread_id, user_id=user_id)
+
+    async def release(self, sandbox_id: str) -> None:
+        """Count one acquire less."""
+        if self._twin is None:
+            await asyncio.to_thread(self._provider.release, sandbox_id)
+        else:
+            await self._twin.release(sandbox_id)
+
+    async def call(self, sandbox_id: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call a method of the sandbox."""
+        if self._twin is None:
+            sandbox = _handle(self._provider, sandbox_id)
+            return await asyncio.to_thread(getattr(sandbox, method), *args, **kwargs)
+        return await getattr(_handle(self._twin, sandbox_id), method)(*args, **kwargs)
+
+    async def lock(self, sandbox_id: str, path: str) -> None:
+        """Hold the file's lock until the tool is done."""
+        lock = get_file_operation_lock(_handle(self._provider, sandbox_id), path)
+        await lock.acquire_async()
+        self._locks.append(lock)
+
+    async def wait(self, arrival: Future[Exception | None]) -> Exception | None:
+        """Wait until another call of the same agent has a sandbox (None), or failed to get one (why)."""
+        # Shielded: cancelling this call must not cancel what all the others wait for.
+        return await asyncio.shield(asyncio.wrap_future(arrival))
+
+    async def finish(self) -> None:
+        """Give the locks back, even while the task is being cancelled."""
+        locks, self._locks = self._locks, []
+        if locks:
+            await asyncio.shield(asyncio.gather(*(lock.release_async() for lock in locks)))
+
+
+def carry_out(effects: Effects[T], provider: Any) -> T:
+    """Run the generator on this thread."""
+    hands = Blocking(provider)
+    try:
+        effect = next(effects)
+        while True:
+            try:
+                value = getattr(hands, effect.name)(*effect.args)
+            except Exception as exc:  # noqa: BLE001  (it goes into the generator, which decides)
+                effect = effects.throw(exc)
+            else:
+                effect = effects.send(value)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        effects.close()
+        hands.finish()
+
+
+async def carry_out_async(effects: Effects[T], provider: Any) -> T:
+    """Run the generator on the running event loop, which is never blocked."""
+    hands = Looping(provider)
+    try:
+        effect = next(effects)
+        while True:
+            try:
+                value = await getattr(hands, effect.name)(*effect.args)
+            except Exception as exc:  # noqa: BLE001  (it goes into the generator, which decides)
+                effect = effects.throw(exc)
+            else:
+                effect = effects.send(value)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        # A cancelled task leaves the generator suspended: its `finally` lets the waiting calls go on.
+        effects.close()
+        await hands.finish()
+
+
+def _acquire(provider: Any, thread_id: str, user_id: str | None) -> Any:
+    # The seeds' acquire takes a thread only.
+    return provider.acquire(thread_id) if user_id is None else provider.acquire(thread_id, user_id=user_id)
+
+
+def _handle(provider: Any, sandbox_id: str) -> Any:
+    sandbox = provider.get(sandbox_id)
+    if sandbox is None:
+        raise SandboxNotFound(f"no sandbox {sandbox_id[:64]}; acquire again", sandbox_id=sandbox_id[:64])
+    return sandbox

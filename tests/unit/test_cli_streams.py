@@ -1,0 +1,101 @@
+"""What ``exec`` takes in and gives out: sizes, environments, and which standard input counts as given."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from sandfleet.cli import main
+from sandfleet.cli.streams import environment, pass_on, piped_in, read_stdin, size
+from sandfleet.cli.use import command_of
+from sandfleet.errors import PayloadTooLarge
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("0", 0), ("65536", 65536), ("64k", 65536), ("8M", 8 << 20), ("1MiB", 1 << 20)]
+)
+def test_sizes_are_read_as_people_write_them(text: str, found: int) -> None:
+    assert size(32 << 20)(None, None, text) == found
+
+
+@pytest.mark.parametrize("text", ["", "-1", "8 M", "x", "33M", "1G", "9" * 30])
+def test_a_wrong_size_says_what_is_allowed(text: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"8M|32M"):
+        size(32 << 20)(None, None, text)
+
+
+def test_variables_of_files_come_first_and_a_bare_name_takes_its_value_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "job.env"
+    file.write_text("# a comment\n\nA=1\n  B=two words \nHERE\nNOWHERE\nEMPTY=\n")
+    monkeypatch.setenv("HERE", "from-here")
+    monkeypatch.delenv("NOWHERE", raising=False)
+    assert environment(("A=9", "C=x=y"), (file,)) == {
+        "A": "9", "B": "two words ", "HERE": "from-here", "EMPTY": "", "C": "x=y",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", ["=hunter2", "A-B=hunter2", "9A=hunter2"])
+def test_a_wrong_variable_is_refused_and_its_value_never_shown(
+    pair: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "env").write_text(f"OK=1\n{pair}\n")
+    assert main(["exec", "-t", "a", "--env", pair, "--", "true"]) == 2
+    assert main(["exec", "-t", "a", "--env-file", str(tmp_path / "env"), "--", "true"]) == 2
+    _, err = capsys.readouterr()
+    assert "hunter2" not in err
+    assert "line 2" in err
+
+
+def test_an_environment_file_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "latin").write_bytes(b"A=\xff\n")
+    for path in (tmp_path / "missing", tmp_path, tmp_path / "latin"):
+        assert main(["exec", "-t", "a", "--env-file", str(path), "--", "true"]) == 2
+        assert path.name in capsys.readouterr().err
+
+
+def test_a_pipe_and_a_file_are_given_and_dev_null_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in").write_bytes(b"\xff\n")
+    with (tmp_path / "in").open() as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert piped_in()
+        assert read_stdin() == b"\xff\n"
+    reader, writer = os.pipe()
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        assert piped_in()
+        assert read_stdin() == b""
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        assert not piped_in()
+    monkeypatch.setattr(sys, "stdin", None)
+    assert not piped_in()
+
+
+def test_a_flood_on_standard_input_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandfleet.cli.streams.MAX_STDIN_BYTES", 10)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x" * 11)))
+    with pytest.raises(PayloadTooLarge, match="sandfleet cp"):
+        read_stdin()
+
+
+def test_bytes_pass_as_they_are_each_on_its_stream(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    pass_on(b"\xff\x00out".decode("utf-8", "surrogateescape"), b"\xc3".decode("utf-8", "surrogateescape"))
+    assert capfdbinary.readouterr() == (b"\xff\x00out", b"\xc3")
+
+
+def test_a_session_gets_a_command_line_with_its_words_kept_apart() -> None:
+    assert command_of(("echo", "a b", "$HOME"), as_line=True) == "echo 'a b' '$HOME'"
+    assert command_of(("ls",), as_line=True) == "ls"
+
+
+def test_stdin_cannot_be_wanted_and_not_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["exec", "-t", "a", "-i", "-n", "--", "true"]) == 2
+    assert "contradict" in capsys.readouterr().err
