@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,6 +102,9 @@ class Browser:
         self._process.wait()
         os.close(self._out)
         os.close(self._in)
+        # Killed, it leaves the directory of its socket, whose path has to be short, in the system's temporary one.
+        with contextlib.suppress(OSError):
+            shutil.rmtree(Path(os.readlink(self._home / "profile" / "SingletonSocket")).parent)
 
     # --- what a person does --------------------------------------------------------------------
 

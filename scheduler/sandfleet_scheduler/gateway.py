@@ -50,6 +50,8 @@ _LINE_PAUSE_S = 0.1
 _WAITER_CHARS = 64
 #: How much longer than it asks a waiter is kept, so that it is still there when the call has gone round.
 _WAITER_GRACE_S = 5.0
+#: How long a call holds the sandbox it was given until it has come round: one that died with its scheduler never does.
+_HOLD_S = 20.0
 _TAKES = ("thread_id", "user_id", "sandbox_id", "content", "content_b64", "queue_timeout_s")
 
 
@@ -245,7 +247,7 @@ class Gateway:
             _Crowded: Nothing lives, and as many calls wait here as may.
         """
         self._client.reader()  # whoever is granted a sandbox has to be listening
-        waiter = Waiter(waiter_id, self._client.id, agent, self._settings.agent_ttl_s)
+        waiter = Waiter(waiter_id, self._client.id, agent, min(self._settings.agent_ttl_s, _HOLD_S))
         wait_s = self._settings.acquire_timeout_s + _WAITER_GRACE_S
         found = self._client.store.acquire(identity, waiter, wait_s=wait_s, push=None)
         if found.route is not None:

@@ -52,7 +52,7 @@ class FleetCollector:
         self._store = store
         self._tally = tally
         self._lock = threading.Lock()
-        self._kept: _Reading | None = None
+        self._kept: _Reading | SandfleetError | None = None
         self._read_at = 0.0
 
     def describe(self) -> list[Metric]:
@@ -63,11 +63,15 @@ class FleetCollector:
         """Every family."""
         with self._lock:
             if self._kept is None or time.monotonic() - self._read_at > _FRESH_S:
-                nodes = self._store.nodes()
-                ids = [node.node_id for node in staying(nodes)]
-                depths = {queue: self._store.queue_length(queue) for queue in queue_names(ids)}
-                self._kept, self._read_at = _Reading(nodes, depths, self._store.line_length()), time.monotonic()
+                try:
+                    self._kept = self._read()
+                except SandfleetError as exc:
+                    # Kept as well: those who waited behind this one must not each wait for Redis again.
+                    self._kept = exc
+                self._read_at = time.monotonic()
             found = self._kept
+        if isinstance(found, SandfleetError):
+            raise found
         yield from fleet_metrics(found.nodes, found.depths, found.line)
         for name, (metric, told, label) in _DECIDED.items():
             counts = self._tally.of(name)
@@ -77,6 +81,12 @@ class FleetCollector:
                     continue
                 family.add_metric([value] if label else [], count)
             yield family
+
+    def _read(self) -> _Reading:
+        nodes = self._store.nodes()
+        ids = [node.node_id for node in staying(nodes)]
+        depths = {queue: self._store.queue_length(queue) for queue in queue_names(ids)}
+        return _Reading(nodes, depths, self._store.line_length())
 
 
 def fleet_metrics(nodes: Sequence[NodeView], depths: Mapping[str, int], line: int) -> Iterator[Metric]:

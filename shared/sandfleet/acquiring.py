@@ -16,6 +16,7 @@ from sandfleet.errors import (
     NoCapacity,
     NotStarted,
     OutcomeUnknown,
+    QuotaExceeded,
     ReplyTimeout,
     SandfleetError,
     StartFailed,
@@ -47,9 +48,14 @@ ON_LOST = ("wait_for_home", "restore", "fresh")
 _SLICE_S = 2.0
 #: In line nothing is lost with a scheduler: asking again only shows that somebody still waits.
 _LINE_SLICE_S = 10.0
+#: How long a waiter is kept that does not ask again: its client died, and is to get no place before those behind it.
+_SILENT_S = 2.5 * _LINE_SLICE_S
 #: Only a look: nobody waits.
 _NO_TIME_S = 0.001
 _AFTER_LINE_S = 1.0
+_AGAIN_S = 0.2
+#: Reasons that an overflow policy decides about.
+_FULL = ("full", "quota", "in_line")
 
 
 class StandsInLine(Exception):
@@ -106,13 +112,15 @@ def acquire_steps(client: Client, asking: Asking) -> Steps[Route]:
             raise last
         try:
             return (yield from _ask(client, asking, began, max(until - time.monotonic(), 0.001)))
-        except (NoCapacity, HomeUnavailable, NotStarted, StartFailed, StoreUnavailable) as exc:
+        except (NoCapacity, QuotaExceeded, HomeUnavailable, NotStarted, StartFailed, StoreUnavailable) as exc:
             last = exc
             if isinstance(exc, StoreUnavailable) and not client.has_met_store:
                 raise
-            if exc.facts.get("overflow") == "reject":
+            if exc.facts.get("reason") in _FULL and client.settings.overflow_policy == "reject":
                 raise  # its caller would rather not wait
-            pause_s = exc.retry_after_s or 0.2
+            pause_s = exc.retry_after_s or _AGAIN_S
+            if exc.facts.get("overflow") == "reject":
+                pause_s = _AGAIN_S  # told to another caller of the thread, who would rather not wait
             if time.monotonic() + pause_s >= until:
                 raise
             yield Sleep(pause_s)
@@ -132,17 +140,23 @@ def _ask(client: Client, asking: Asking, began: float, left_s: float) -> Steps[R
     reader = yield Do(client.reader)
     pending = reader.expect(op_id, recorded=False)
     until = time.monotonic() + left_s
+    kept_s = left_s + 5 if asking.line_patience_s is not None else min(left_s + 5, _SILENT_S)
+    # Whoever would rather not wait and did not ask yet finds only others of its thread in line.
+    theirs, looked = client.settings.overflow_policy == "reject", False
     try:
         while True:
-            acquired: Acquired = yield Do(lambda: client.store.acquire(identity, waiter, wait_s=left_s + 5, push=push))
+            acquired: Acquired = yield Do(lambda: client.store.acquire(identity, waiter, wait_s=kept_s, push=push))
             if acquired.route is not None:
                 return acquired.route
             if acquired.status == "backing_off":
                 raise _backing_off(identity, acquired)
-            in_line = acquired.status == "parked"
+            in_line, theirs = acquired.status == "parked", theirs and acquired.status != "requested"
+            if in_line and theirs and looked:
+                break
+            looked = True
             if asking.place is not None and acquired.status == "requested":
                 in_line = yield Do(asking.place)
-            slice_s = _LINE_SLICE_S if in_line else _SLICE_S
+            slice_s = _LINE_SLICE_S if in_line and not theirs else _SLICE_S
             if in_line and asking.line_patience_s is not None:
                 slice_s = asking.line_patience_s
             try:
@@ -150,10 +164,10 @@ def _ask(client: Client, asking: Asking, began: float, left_s: float) -> Steps[R
             except TimeoutError:
                 if in_line and asking.line_patience_s is not None:
                     raise StandsInLine from None
-                if time.monotonic() < until:
-                    continue
-            route: Route = yield Do(lambda: _give_up(client, asking, waiter, time.monotonic() - began))
-            return route
+                if time.monotonic() >= until:
+                    break
+        route: Route = yield Do(lambda: _give_up(client, asking, waiter, time.monotonic() - began))
+        return route
     except GeneratorExit:
         # The caller was cancelled. A generator that is being closed may wait for nothing.
         aside(lambda: _leave(client, asking, waiter))

@@ -96,6 +96,10 @@ class AsyncSandboxProvider:
         """See `SandboxProvider.list`."""
         return await drive_async(self._sync._list())
 
+    def reset(self) -> None:
+        """See `SandboxProvider.reset`; no I/O, hence no await."""
+        self._sync.reset()
+
     async def shutdown(self) -> None:
         """See `SandboxProvider.shutdown`."""
         await drive_async(self._sync._shutdown())
@@ -139,7 +143,7 @@ class AsyncSandbox:
         timeout: float | None = None,  # noqa: ASYNC109  (the seeds' name; enforced in the sandbox)
     ) -> str:
         """See `Sandbox.execute_command`."""
-        return calls.shown(await self.run(command, env=env, timeout_s=timeout))
+        return calls.shown(await self.run(command, env=env, timeout_s=timeout), timeout)
 
     async def run(
         self,
@@ -207,9 +211,13 @@ class AsyncSandbox:
         """See `Sandbox.update_file`."""
         await self._call(calls.write(path, content))
 
-    async def str_replace(self, path: str, old: str, new: str, *, replace_all: bool = False) -> int:
+    async def str_replace(
+        self, path: str, old_str: str, new_str: str, *, replace_all: bool = False, if_digest: str | None = None
+    ) -> int:
         """See `Sandbox.str_replace`."""
-        return int((await self._call(calls.replace_text(path, old, new, replace_all))).value["count"])
+        return int(
+            (await self._call(calls.replace_text(path, old_str, new_str, replace_all, if_digest))).value["count"]
+        )
 
     async def list_dir(self, path: str, max_depth: int = 2) -> list[str]:
         """See `Sandbox.list_dir`."""

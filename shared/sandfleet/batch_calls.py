@@ -52,13 +52,17 @@ class Batch:
         """Add a read of text; its result is a `sandfleet.model.TextRead`."""
         return self._add(calls.read_text(path, start_line, end_line, max_chars))
 
-    def write_file(self, path: str, content: str | bytes, append: bool = False) -> Batch:
+    def write_file(
+        self, path: str, content: str | bytes, append: bool = False, *, if_digest: str | None = None
+    ) -> Batch:
         """Add a write."""
-        return self._add(calls.write(path, content, append))
+        return self._add(calls.write(path, content, append, if_digest))
 
-    def str_replace(self, path: str, old: str, new: str, *, replace_all: bool = False) -> Batch:
+    def str_replace(
+        self, path: str, old_str: str, new_str: str, *, replace_all: bool = False, if_digest: str | None = None
+    ) -> Batch:
         """Add a text replacement."""
-        return self._add(calls.replace_text(path, old, new, replace_all))
+        return self._add(calls.replace_text(path, old_str, new_str, replace_all, if_digest))
 
     def list_dir(self, path: str, max_depth: int = 2) -> Batch:
         """Add a listing."""

@@ -72,16 +72,18 @@ def _result(value: Mapping[str, Any], answer: Answer) -> CommandResult:
     )
 
 
-def shown(result: CommandResult) -> str:
+def shown(result: CommandResult, timeout_s: float | None = None) -> str:
     """The one text shape of ``execute_command``, for every backend (deerflow.md 1.7): stdout, then ``Std Error:``,
     then ``Exit Code:`` when it is not 0; ``(no output)`` when there is nothing."""
     text = result.stdout
     if result.stderr:
         text += f"\nStd Error:\n{result.stderr}" if text else result.stderr
     if result.timed_out:
+        # The limit that was asked for, unless the fleet's own came first: how long the kill took is nobody's question.
+        asked = timeout_s if timeout_s is not None and result.duration_s >= timeout_s else None
         note = (
-            f"Command timed out after {round(result.duration_s, 1):g} seconds and was terminated. To run a long-lived "
-            "process such as a web server, start it in the background and redirect its output, e.g. "
+            f"Command timed out after {asked or round(result.duration_s, 1):g} seconds and was terminated. To run a "
+            "long-lived process such as a web server, start it in the background and redirect its output, e.g. "
             "`your-command > /mnt/user-data/workspace/server.log 2>&1 &`."
         )
         return f"{text}\n{note}" if text else note
@@ -170,9 +172,12 @@ def write(path: str, content: str | bytes, append: bool = False, if_digest: str 
     return Call("write_file", args, data)
 
 
-def replace_text(path: str, old: str, new: str, replace_all: bool) -> Call:
+def replace_text(path: str, old: str, new: str, replace_all: bool, if_digest: str | None = None) -> Call:
     """The call of `Sandbox.str_replace`."""
-    return Call("str_replace", {"path": path, "old": old, "new": new, "replace_all": replace_all})
+    args: dict[str, Any] = {"path": path, "old": old, "new": new, "replace_all": replace_all}
+    if if_digest is not None:
+        args["if_digest"] = if_digest
+    return Call("str_replace", args)
 
 
 def list_call(path: str, max_depth: int) -> Call:

@@ -12,6 +12,7 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
+from sandfleet.config.urls import redis_url_problem
 from sandfleet.errors import ConfigError, InsecureRedis, InternalError, SandfleetError, StoreUnavailable
 
 __all__ = ["ALLOW_INSECURE", "check_server", "check_url", "connect", "redacted", "translate"]
@@ -19,7 +20,6 @@ __all__ = ["ALLOW_INSECURE", "check_server", "check_url", "connect", "redacted",
 ALLOW_INSECURE = "SANDFLEET_ALLOW_INSECURE_REDIS"
 SOCKET_TIMEOUT_S = 5.0
 _OLDEST = (6, 2)
-_SCHEMES = ("redis", "rediss", "unix")
 
 
 def check_url(url: str, *, allow_insecure: bool = False) -> None:
@@ -140,17 +140,10 @@ def redacted(url: str) -> str:
 
 
 def _split(url: str) -> Any:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError as exc:
-        raise ConfigError(f"the Redis URL cannot be read: {exc}") from exc
-    if parts.scheme not in _SCHEMES:
-        raise ConfigError(
-            f"a Redis URL starts with redis://, rediss:// or unix://, not {parts.scheme[:20] or url[:20]!r} "
-            "(Valkey uses redis:// too)"
-        )
-    return parts
+    problem = redis_url_problem(url)
+    if problem:
+        raise ConfigError(f"the Redis URL cannot be used: {problem}", key="redis_url")
+    return urlsplit(url)
 
 
 def _is_loopback(host: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import stat
@@ -12,7 +13,16 @@ from typing import BinaryIO
 
 from sandfleet import calls
 from sandfleet.client import Call
-from sandfleet.errors import DigestMismatch, InternalError, InvalidArgument, NotRegularFile, PathNotFound
+from sandfleet.errors import (
+    DigestMismatch,
+    InternalError,
+    InvalidArgument,
+    IsDirectory,
+    NotDirectory,
+    NotRegularFile,
+    PathNotFound,
+    PermissionDenied,
+)
 from sandfleet.ids import new_token
 from sandfleet.model import FileInfo
 from sandfleet.steps import Do, Steps
@@ -25,6 +35,7 @@ from sandfleet.transfer import (
     Progress,
     Tally,
     Transfer,
+    local_of,
 )
 
 __all__ = ["download"]
@@ -33,17 +44,25 @@ __all__ = ["download"]
 _TRIES = 3
 _DEPTH = 64
 _ENTRIES, _MOST_ENTRIES = 10_000, 100_000
+#: What may become of a file between the listing and its turn, and how that is told: the rest of the tree goes on.
+_UNREAD: dict[type[BaseException], str] = {
+    PathNotFound: "gone when its turn came",
+    NotRegularFile: "no file any more when its turn came",
+    IsDirectory: "no file any more when its turn came",
+    NotDirectory: "gone when its turn came",
+    PermissionDenied: "it may not be read",
+}
 
 
 def download(
     call: Caller, path: str, local_path: str | os.PathLike[str], *, on_progress: Progress | None
 ) -> Steps[Transfer]:
     """`Sandbox.download`."""
-    local = Path(local_path)
+    local = local_of(local_path)
     top = calls.info((yield from call(Call("stat", {"path": path}))).value)
     tally = Tally(on_progress, top.size if top.type == "file" else None)
     if top.type == "file":
-        yield Do(lambda: local.parent.mkdir(parents=True, exist_ok=True))
+        yield Do(partial(_make_room, local))
         yield from _fetch(call, top, path, local, tally)
     elif top.type == "dir":
         yield Do(lambda: local.mkdir(parents=True, exist_ok=True))
@@ -52,6 +71,13 @@ def download(
     else:
         raise NotRegularFile("neither a file nor a directory", path=path)
     return tally.result()
+
+
+def _make_room(local: Path) -> None:
+    """Told before anything is moved: a file does not take a directory's name."""
+    if local.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(local))
+    local.parent.mkdir(parents=True, exist_ok=True)
 
 
 class _Part:
@@ -89,9 +115,9 @@ def _fetch(call: Caller, info: FileInfo, path: str, local: Path, tally: Tally) -
                 yield Do(partial(part.file.write, piece))
                 size += len(piece)
                 tally.moved(len(piece))
-                if not answer.value["truncated"] or not piece:
-                    break
-            if size <= CHUNK_BYTES:
+                if not answer.value["truncated"] or not piece or size > info.size:
+                    break  # one that grows as fast as it is read would never end
+            if size <= CHUNK_BYTES and not answer.value["truncated"]:
                 break
             now = calls.info((yield from call(Call("stat", {"path": path}))).value)
             if (now.size, now.modified_at) == (size, info.modified_at):
@@ -178,17 +204,21 @@ class _Tree:
     def _one(self, relative: str, info: FileInfo) -> Steps[None]:
         try:
             yield from _fetch(self._call, info, info.path, self._local / relative, self._tally)
-        except PathNotFound:
-            self._tally.skipped.append(f"{info.path}: gone when its turn came")
+        except tuple(_UNREAD) as exc:
+            self._skip(info, exc)
+
+    def _skip(self, info: FileInfo, exc: BaseException) -> None:
+        why = next(told for kind, told in _UNREAD.items() if isinstance(exc, kind))
+        self._tally.skipped.append(f"{info.path}: {why}")
 
     def _together(self, group: list[tuple[str, FileInfo]]) -> Steps[None]:
         reads = [Call("read_file", {"path": info.path, "max_bytes": SMALL_BYTES + 1}) for _relative, info in group]
         answer = yield from self._call(calls.batch(reads, stop_on_error=False, timeout_s=None))
         for (relative, info), data in zip(group, calls.batch_results(answer), strict=True):
-            if isinstance(data, PathNotFound):
-                self._tally.skipped.append(f"{info.path}: gone when its turn came")
-            elif isinstance(data, BaseException):
-                raise data
+            if isinstance(data, BaseException):
+                if not isinstance(data, tuple(_UNREAD)):
+                    raise data
+                self._skip(info, data)
             elif len(data) > SMALL_BYTES:  # it has grown
                 yield from self._one(relative, info)
             else:
@@ -210,7 +240,15 @@ def _below(info: FileInfo, base: int) -> int:
 
 
 def _is_name(part: str) -> bool:
-    return part not in ("", ".", "..") and "\0" not in part and (os.sep == "/" or os.sep not in part)
+    return part not in ("", ".", "..") and _is_encodable(part) and (os.sep == "/" or os.sep not in part)
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether a kernel takes it: no NUL, and of lone surrogates only those that stand for bytes."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _groups(files: list[tuple[str, FileInfo]]) -> Iterator[list[tuple[str, FileInfo]]]:
@@ -234,7 +272,7 @@ def _stays_inside(relative: str, target: str) -> bool:
     """
     parts = [part for part in target.split("/") if part not in ("", ".")]
     up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
-    if not target or target.startswith("/") or ".." in parts[up:] or "\0" in target:
+    if not target or target.startswith("/") or ".." in parts[up:] or not _is_encodable(target):
         return False
     return up <= relative.count("/")
 

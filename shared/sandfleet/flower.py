@@ -8,6 +8,7 @@ that say where it listens and who may log in.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.util
 import os
 import secrets
@@ -43,23 +44,24 @@ def new_password() -> str:
     return secrets.token_urlsafe(15)
 
 
-def free_port(port: int) -> int:
-    """``port`` if nobody listens on it here, or any free one for 0.
+def free_port(port: int, address: str = "127.0.0.1") -> int:
+    """``port`` if nobody listens on it there, or any free one for 0.
 
     Raises:
-        ConfigError: Somebody does.
+        ConfigError: Somebody does, or the address is not this machine's.
     """
-    with socket.socket() as probe:
-        # As Flower will: a port whose last connections linger is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as exc:
-            raise ConfigError(
-                f"port {port} is taken, and Flower wants it: {exc.strerror}; choose another with --flower-port",
-                key="flower_port",
-            ) from exc
-        return int(probe.getsockname()[1])
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            # As Flower will: a port whose last connections linger is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            return int(probe.getsockname()[1])
+    except OSError as exc:
+        if exc.errno == errno.EADDRINUSE:
+            what = f"port {port} is taken, and Flower wants it; choose another with --flower-port (of sandfleet up) or "
+            raise ConfigError(what + "--port (of sandfleet flower)", key="flower_port") from exc
+        raise ConfigError(f"Flower cannot listen on {address} port {port}: {exc.strerror}", key="flower_port") from exc
 
 
 def hears(port: int, workers: Iterable[str]) -> bool:
@@ -83,9 +85,10 @@ def run_flower(settings: Settings, *, address: str, port: int) -> int:
     """Run Flower in this process until it is told to stop; the exit code.
 
     Raises:
-        ConfigError: It is not installed, or there is no password.
+        ConfigError: It is not installed, there is no password, or it cannot listen there.
     """
     check_flower()
+    port = free_port(port, address)
     if not settings.flower_password:
         raise ConfigError("Flower needs a password: set SANDFLEET_FLOWER_PASSWORD", key="flower_password")
     # Celery takes a third of a second to import, and `check_flower` does without it.

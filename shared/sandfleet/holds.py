@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sandfleet.store.base import Route, Store
@@ -20,6 +21,14 @@ class _Hold:
     owner: str
     epoch: int
     count: int
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """An acquire that is under way. ``disturbed``: the owner's sandbox was released meanwhile, by another thread of
+    this process and in the name of both: what was acquired may not be held any more."""
+
+    disturbed: bool = False
 
 
 class Holds:
@@ -37,7 +46,37 @@ class Holds:
         self._ttl_s = ttl_s
         self._lock = threading.Lock()
         self._held: dict[str, _Hold] = {}
+        self._arriving: dict[str, list[Arrival]] = {}
         self._renewed_at = time.monotonic()
+
+    @contextmanager
+    def arriving(self, owner: str) -> Iterator[Arrival]:
+        """Around an acquire and the `add` that follows it: tells whether it has to be made sure of (`retake`)."""
+        arrival = Arrival()
+        with self._lock:
+            self._arriving.setdefault(owner, []).append(arrival)
+        try:
+            yield arrival
+        finally:
+            with self._lock:
+                left = [one for one in self._arriving.pop(owner) if one is not arrival]
+                if left:
+                    self._arriving[owner] = left
+
+    def retake(self, sandbox_id: str, owner: str) -> bool:
+        """Hold once more what was counted; False, and it is counted no more, when it is gone."""
+        with self._lock:
+            before = self._held.get(sandbox_id)
+        if not self._store.renew_agents(self._agent, {sandbox_id: owner}, ttl_s=self._ttl_s):
+            return True
+        self._forget(sandbox_id, before)
+        return False
+
+    def _forget(self, sandbox_id: str, hold: _Hold | None) -> None:
+        """The sandbox of that hold is gone; one that was acquired anew since is another."""
+        with self._lock:
+            if self._held.get(sandbox_id) is hold:
+                self._held.pop(sandbox_id, None)
 
     def add(self, route: Route, owner: str) -> None:
         """Count one more acquire. Another epoch is another sandbox: what was counted before ended with it."""
@@ -57,6 +96,12 @@ class Holds:
             self._held.pop(sandbox_id, None)
             return True
 
+    def __getitem__(self, sandbox_id: str) -> int:
+        """How often it is acquired and not released."""
+        with self._lock:
+            held = self._held.get(sandbox_id)
+            return held.count if held is not None else 0
+
     def __contains__(self, sandbox_id: object) -> bool:
         with self._lock:
             return sandbox_id in self._held
@@ -66,24 +111,29 @@ class Holds:
             return iter(list(self._held))
 
     def release(self, sandbox_id: str, owner: str) -> bool:
-        """Release the sandbox; False if another thread of this process acquired it meanwhile (it keeps its hold)."""
+        """Release the sandbox; False if another thread of this process acquired it meanwhile (it keeps its hold), or is
+        about to."""
         self._store.release(sandbox_id, owner, self._agent)
-        if sandbox_id not in self:
-            return True
-        self._store.renew_agents(self._agent, {sandbox_id: owner}, ttl_s=self._ttl_s)
-        return False
+        with self._lock:
+            arriving = self._arriving.get(owner, [])
+            for arrival in arriving:
+                arrival.disturbed = True
+            held = sandbox_id in self._held
+        if held:
+            self._store.renew_agents(self._agent, {sandbox_id: owner}, ttl_s=self._ttl_s)
+        return not held and not arriving
 
     def renew(self) -> None:
         """Renew what is due; called about once a second."""
         if time.monotonic() - self._renewed_at < self._ttl_s / 3:
             return
         with self._lock:
-            owners = {sandbox_id: hold.owner for sandbox_id, hold in self._held.items()}
+            before = dict(self._held)
+        owners = {sandbox_id: hold.owner for sandbox_id, hold in before.items()}
         if owners:
             gone = self._store.renew_agents(self._agent, owners, ttl_s=self._ttl_s)
-            with self._lock:
-                for sandbox_id in gone:
-                    self._held.pop(sandbox_id, None)
+            for sandbox_id in gone:
+                self._forget(sandbox_id, before[sandbox_id])
             if gone:
                 log.warning("client.sandboxes_gone", extra={"sandbox_ids": gone})
         # Only now: a renewal that failed is tried again with the next tick.

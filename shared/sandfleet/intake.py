@@ -9,12 +9,14 @@ from collections.abc import Callable
 from queue import Empty
 from typing import Any
 
+from celery.apps import worker as celery_worker
 from celery.worker.consumer import Consumer
 from kombu.transport import redis as transport
 
 __all__ = ["CONSUMER", "QuickConsumer", "guard_intake"]
 
 log = logging.getLogger("sandfleet.intake")
+_celerys = logging.getLogger("celery.worker.consumer.consumer")
 
 #: The setting ``worker_consumer`` of nodes and schedulers.
 CONSUMER = f"{__name__}:QuickConsumer"
@@ -64,12 +66,15 @@ def _dropped(exc: Exception) -> bool:
 
 
 def guard_intake() -> None:
-    """Make every Celery consumer of this process survive unreadable messages. For processes that are ours alone."""
+    """Make every Celery consumer of this process survive unreadable messages, and leave what Celery prints beside the
+    log away. For processes that are ours alone."""
     transport.Transport.Channel = _GuardedChannel
+    celery_worker.safe_say = lambda *_: None  # type: ignore[attr-defined]  # missing in the stubs
 
 
 class QuickConsumer(Consumer):
-    """Celery's consumer, except that it asks for its broker at least once a second.
+    """Celery's consumer, except that it asks for its broker at least once a second, and that a message it has no task
+    for is not written to the log with all that is in it.
 
     Celery pauses 2, 4, 6… seconds: an outage of ten seconds would cost twenty. There is no setting for it.
     """
@@ -77,3 +82,31 @@ class QuickConsumer(Consumer):
     def ensure_connected(self, conn: Any) -> Any:
         conn.ensure_connection = functools.partial(conn.ensure_connection, **_RECONNECT)
         return super().ensure_connected(conn)
+
+    def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
+        """Nobody here has a task of that name: the sender is told, as Celery does."""
+        _refuse(message, "there is no such task", super().on_unknown_task, body, message, exc)
+
+    def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
+        """A task without arguments that could be read."""
+        _refuse(message, "the task cannot be read", super().on_invalid_task, body, message, exc)
+
+    def on_unknown_message(self, body: Any, message: Any) -> None:
+        """No task at all."""
+        _refuse(message, "it is no task", super().on_unknown_message, body, message)
+
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        """Not in the encoding it says."""
+        _refuse(message, "it cannot be decoded", super().on_decode_error, message, exc)
+
+
+def _refuse(message: Any, why: str, refuse: Callable[..., Any], *args: Any) -> None:
+    """What Celery does with such a message, but for its words: they have the arguments, environment values and all."""
+    headers = message.headers if isinstance(message.headers, dict) else {}
+    facts = {"task": str(headers.get("task"))[:100], "op_id": str(headers.get("id"))[:80]}
+    log.warning("message.refused", extra={**facts, "why": why})
+    _celerys.disabled = True
+    try:
+        refuse(*args)
+    finally:
+        _celerys.disabled = False

@@ -7,6 +7,7 @@ over the wire and to choose lanes) and by the docs. Pure.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -14,14 +15,12 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sandfleet.errors import InvalidArgument, UnknownOperation
+from sandfleet.redaction import without_secrets
 
 __all__ = ["CONTENT_KINDS", "OPS", "OpKind", "describe", "lanes_of", "parse_args", "task_name"]
 
 MAX_TIMEOUT_S = 24 * 3600.0
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
-_TELLING = r"[\w-]*(?:key|secret|token|passw(?:or)?d|credential|dsn)[\w-]*"
-#: What looks like a secret in a command line: NAME=value, --name value, bearer tokens.
-_SECRET = re.compile(rf"(?i)({_TELLING}\s*[=:]\s*|--{_TELLING}\s+|bearer\s+)" + r"""(?:"[^"]*"|'[^']*'|[^\s"']+)""")
 _ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
@@ -136,12 +135,16 @@ class WriteFile(Args):
 
 
 class StrReplace(Args):
-    """Replace text in a file; several matches without ``replace_all`` are an error naming their lines."""
+    """Replace text in a file; several matches without ``replace_all`` are an error naming their lines.
+
+    ``if_digest``: compare-and-swap on sha256 hex of the whole file.
+    """
 
     path: Path
     old: Text
     new: str
     replace_all: bool = False
+    if_digest: str | None = Field(default=None, max_length=64)
 
 
 class ListDir(Args):
@@ -281,8 +284,9 @@ def _cut(text: object, limit: int = 80) -> str:
 
 def _command(args: Mapping[str, Any]) -> str:
     line = args.get("command")
-    text = str(line) if line is not None else " ".join(map(str, args.get("argv") or ()))
-    return "bash: " + _cut(_SECRET.sub(r"\1[redacted]", text[:400]))
+    words = [str(word)[:1000] for word in list(args.get("argv") or ())[:100]]
+    text = str(line) if line is not None else shlex.join(words)
+    return "bash: " + _cut(without_secrets(text[:1000]))
 
 
 def _path(word: str) -> Callable[[Mapping[str, Any]], str]:

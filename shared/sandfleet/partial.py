@@ -39,3 +39,7 @@ class Searched(tuple[list[T], bool]):
         made = super().__new__(cls, (found, truncated))
         made.skipped = dict(skipped or {})
         return made
+
+    def __getnewargs__(self) -> tuple[list[T], bool]:
+        """For copies and pickles, which would call `__new__` with the pair as one argument."""
+        return self[0], self[1]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict
 from types import TracebackType
 from typing import Any
@@ -161,8 +163,11 @@ class SandboxProvider:
 
     def reset(self) -> None:
         """Forget handles and routes; sandboxes and holds stay."""
+        held = self._connected.holds if self._connected is not None else ()
         with self._lock:
-            self._targets.clear()
+            # Whose they are is needed to release them.
+            known = self._targets.items()
+            self._targets = {one: Target(one, target.identity) for one, target in known if one in held}
             self._released.clear()
 
     def shutdown(self) -> None:
@@ -223,10 +228,16 @@ class SandboxProvider:
         identity = Identity.anonymous(user_id) if thread_id is None else Identity(thread_id, user_id)
         client: Client = yield Do(self._client)
         within_s = timeout_s if timeout_s is not None else self.settings.acquire_timeout_s
-        route = yield from acquire_steps(client, Asking(identity, self.spec, client.id, within_s, on_lost))
-        client.holds.add(route, identity.digest)
-        self._remember(identity, route)
-        return route.sandbox_id
+        until = time.monotonic() + within_s
+        while True:
+            with client.holds.arriving(identity.digest) as arrival:
+                left_s = until - time.monotonic()
+                route = yield from acquire_steps(client, Asking(identity, self.spec, client.id, left_s, on_lost))
+                client.holds.add(route, identity.digest)
+            self._remember(identity, route)
+            held = functools.partial(client.holds.retake, route.sandbox_id, identity.digest)
+            if not arrival.disturbed or (yield Do(held)):
+                return route.sandbox_id
 
     def _release(self, sandbox_id: str, *, all_of_them: bool) -> Steps[None]:
         client: Client = yield Do(self._client)
@@ -334,7 +345,11 @@ def _make_provider(overrides: dict[str, Any]) -> SandboxProvider:
     given = {name: value for name, value in overrides.items() if name not in ("settings", "spec")}
     settings = overrides.get("settings") or Settings.load(**given)
     if settings.use:
-        return provider_class(settings.use, SandboxProvider)(**overrides)
+        made = provider_class(settings.use, SandboxProvider)(**overrides)
+        if not hasattr(made, "settings"):
+            # The seeds' classes keep none, and the tools' limits and the gate lie in the same file as ``use``.
+            made.settings = settings
+        return made
     return SandboxProvider(settings, spec=overrides.get("spec"))
 
 

@@ -41,17 +41,39 @@ class Sandbox:
 
     Commands sent through one handle run one after the other, in order; another handle on the same sandbox
     (a subagent's) runs beside it. Writes of all handles share one order.
+
+    A provider of one's own (`sandbox.use`) may give a subclass with operations of its own. It has an id alone, as in
+    the seeds (``super().__init__(id)``, or ``self._id``), and what it leaves out raises `NotSupported`.
     """
 
-    def __init__(self, provider: SandboxProvider, target: Target) -> None:
-        self._provider = provider
-        self._target = target
+    _bound: tuple[SandboxProvider, Target] | None = None
+    _id: str
+
+    def __init__(self, provider: SandboxProvider | str, target: Target | None = None) -> None:
+        if isinstance(provider, str):
+            self._id = provider
+        else:
+            assert target is not None
+            self._bound = (provider, target)
         self._handle = next_handle()
 
     @property
     def id(self) -> str:
         """The sandbox id."""
-        return self._target.sandbox_id
+        return self._id if self._bound is None else self._bound[1].sandbox_id
+
+    @property
+    def _provider(self) -> SandboxProvider:
+        return self._ours()[0]
+
+    @property
+    def _target(self) -> Target:
+        return self._ours()[1]
+
+    def _ours(self) -> tuple[SandboxProvider, Target]:
+        if self._bound is None:
+            raise NotSupported(f"{type(self).__name__} has operations of its own, and this is not one of them")
+        return self._bound
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
@@ -76,7 +98,7 @@ class Sandbox:
             env: Further environment variables.
             timeout: Seconds the command may run; the default is the fleet's ``command_timeout_s``.
         """
-        return calls.shown(self.run(command, env=env, timeout_s=timeout))
+        return calls.shown(self.run(command, env=env, timeout_s=timeout), timeout)
 
     def run(
         self,
@@ -200,18 +222,24 @@ class Sandbox:
         """Write bytes atomically."""
         self._call(calls.write(path, content))
 
-    def str_replace(self, path: str, old: str, new: str, *, replace_all: bool = False) -> int:
-        """Replace ``old`` by ``new`` in a file, atomically; how many times.
+    def str_replace(
+        self, path: str, old_str: str, new_str: str, *, replace_all: bool = False, if_digest: str | None = None
+    ) -> int:
+        """Replace ``old_str`` by ``new_str`` in a file, atomically; how many times.
 
         The file keeps its encoding (UTF-16 and UTF-32 by their byte order mark) and its line ends: where every line
-        ends with CR LF, a bare line feed in ``old`` and ``new`` means that.
+        ends with CR LF, a bare line feed in ``old_str`` and ``new_str`` means that.
+
+        Args:
+            if_digest: sha256 (hex) the file must have now.
 
         Raises:
+            DigestMismatch: Somebody else wrote it meanwhile.
             BinaryFile: It has NUL bytes near its beginning, or is not what its byte order mark says.
-            NoMatch: ``old`` does not occur.
+            NoMatch: ``old_str`` does not occur.
             AmbiguousMatch: It occurs several times and ``replace_all`` is not set; ``facts["lines"]`` names the lines.
         """
-        return int(self._call(calls.replace_text(path, old, new, replace_all)).value["count"])
+        return int(self._call(calls.replace_text(path, old_str, new_str, replace_all, if_digest)).value["count"])
 
     def list_dir(self, path: str, max_depth: int = 2) -> list[str]:
         """Absolute paths below ``path`` to ``max_depth``, sorted; directories end with ``/``."""
@@ -302,12 +330,13 @@ class Sandbox:
     ) -> Transfer:
         """Copy a file or a whole directory of the sandbox to ``local_path`` on this machine; what was moved.
 
-        As `upload`, the other way. Nothing is written outside ``local_path``, whatever the sandbox says: links that
-        lead out of the tree are left away and told in ``skipped``, as are files that were gone when their turn came.
+        As `upload`, the other way. Nothing is written outside ``local_path``, whatever the sandbox says. What of a tree
+        leads out of it, may not be read, or was gone when its turn came is left away and told in ``skipped``. How much
+        comes is up to the sandbox: a file of a terabyte is a terabyte here (``on_progress`` may raise to end it).
 
         Raises:
             DigestMismatch: A large file kept changing.
-            OSError: The local side: no space, not writable.
+            OSError: The local side: no space, not writable, a directory of that name.
             PathNotFound, PermissionDenied, ByteBudgetExceeded
         """
         return drive(download(self._steps, path, local_path, on_progress=on_progress))
@@ -336,7 +365,8 @@ class Sandbox:
     def stop(self) -> None:
         """End the sandbox and what runs in it. The thread's files stay; `start` gives it a new sandbox.
 
-        One that is stopped or gone already is fine.
+        It ends for everyone who uses it, and their acquires with it: whoever goes on acquires, or starts, again. One
+        that is stopped or gone already is fine.
         """
         drive(stop(self._provider, self._target))
 

@@ -14,7 +14,6 @@ stack is stopped, when its process dies (the kernel sees to it), and when starti
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from sandfleet.errors import ConfigError, SandfleetError, StoreUnavailable, Unav
 from sandfleet.ids import check_node_id
 from sandfleet.metrics import nth_address
 from sandfleet.store import Store, open_store
+from sandfleet.trees import remove_tree
 
 __all__ = ["Stack", "child_environ"]
 
@@ -151,7 +151,7 @@ class Stack:
                 self._spawner.close()
                 self._spawner = None
             if self._wanted_dir is None and self._settings is not None:
-                shutil.rmtree(self.state_dir, ignore_errors=True)
+                remove_tree(self.state_dir, ignore_errors=True)
 
     def wait_ready(self, deadline_s: float = 30.0) -> None:
         """Return when Redis answers, every node holds its lease and the scheduler's main loop answers.
@@ -316,7 +316,7 @@ class Stack:
             self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o711)
         # Sandboxes of a root worker have uids of their own and may have to pass through, but not to look around.
         self.state_dir.chmod(0o711)
-        shutil.rmtree(self.state_dir / "tmp", ignore_errors=True)
+        remove_tree(self.state_dir / "tmp", ignore_errors=True)
         (self.state_dir / "tmp").mkdir(mode=0o711)
         self.log_dir = self.state_dir / "logs"
         self.log_dir.mkdir(exist_ok=True, mode=0o700)

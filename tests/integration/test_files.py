@@ -225,6 +225,29 @@ def test_a_stopped_sandbox_keeps_its_files_and_starts_again(provider: SandboxPro
     assert sandbox.health().ok
 
 
+def test_who_starts_a_sandbox_that_another_stopped_holds_it(
+    fleet: Stack, provider: SandboxProvider, sandbox: Sandbox
+) -> None:
+    """Its own hold was of the sandbox that is gone."""
+    with SandboxProvider(fleet.settings) as second:
+        info = fleet.store.sandbox(sandbox.id)
+        assert info is not None
+        other = second.get(second.acquire(info.thread_id, user_id=info.user_id))
+        assert other is not None
+        sandbox.stop()
+        other.start()
+        assert second.get(other.id) is not None, "what it started it must hold"
+        other.start()
+        assert other.run("true").ok
+        now = fleet.store.sandbox(sandbox.id)
+        assert now is not None
+        assert now.epoch > info.epoch
+        second.release(other.id)
+        assert second.get(other.id) is None, "two starts are one hold"
+        wait_until(lambda: (box := fleet.store.sandbox(sandbox.id)) and str(box.state) == "warm", 5)
+    sandbox.start()
+
+
 def test_metrics_tell_what_is_used(sandbox: Sandbox) -> None:
     sandbox.run("head -c 3000000 /dev/zero > zeros; sleep 1000 & python3 -c 'for i in range(3000000): pass'")
     used = sandbox.metrics()

@@ -274,6 +274,22 @@ def test_the_flower_command_tells_a_new_password_once_and_serves_the_fleet(watch
         assert process.wait(15) == 0
 
 
+def test_the_flower_command_says_why_it_cannot_listen(watched: Stack) -> None:
+    """Without the traceback that Flower would print."""
+    for where, why in (
+        (["--port", str(watched.flower_port)], f"port {watched.flower_port} is taken"),
+        (["--address", "192.0.2.1", "--port", str(free_port())], "cannot listen on 192.0.2.1"),
+    ):
+        done = subprocess.run(
+            [*_SANDFLEET, "flower", *where],
+            env={**os.environ, "SANDFLEET_REDIS_URL": watched.settings.redis_url},
+            capture_output=True, text=True, timeout=30,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert why in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def _code(request: urllib.request.Request) -> int:
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=5).close()

@@ -161,6 +161,13 @@ def test_the_gate_lets_nobody_write_over_a_version_that_was_not_read(provider: S
     assert tools["read_file"](runtime, "t", FILE) == "two"
     assert tools["write_file"](runtime, "t", FILE, "mine") == "OK"
     assert tools["str_replace"](runtime, "t", FILE, "mine", "x").startswith("Error: str_replace blocked")
+    assert tools["read_file"](runtime, "t", FILE) == "mine"
+    sandbox.run(f"printf ' and more' >> {FILE}").check()
+    assert tools["str_replace"](runtime, "t", FILE, "mine", "x").startswith("Error: str_replace blocked")
+    assert sandbox.read_file(FILE) == "mine and more"
+    assert tools["read_file"](runtime, "t", FILE) == "mine and more"
+    assert tools["str_replace"](runtime, "t", FILE, "mine", "yours") == "OK"
+    assert sandbox.read_file(FILE) == "yours and more"
 
 
 def _add_up(settings: Settings, sandbox_id: str, path: str, times: int) -> None:

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -216,15 +217,69 @@ def test_who_comes_again_is_left_in_line(world: World) -> None:
     assert drive(acquire_steps(world.client, asking)).sandbox_id == ALICE.digest[:8]
 
 
-@pytest.mark.parametrize("error", [NoCapacity, QuotaExceeded])
-def test_a_rejection_is_raised_at_once(world: World, error: type[NoCapacity]) -> None:
+def policy(world: World, overflow: str) -> None:
+    world.client.settings = world.client.settings.model_copy(update={"overflow_policy": overflow})
+
+
+REFUSALS = {"full": NoCapacity, "quota": QuotaExceeded}
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_a_rejection_is_raised_at_once(world: World, reason: str) -> None:
+    policy(world, "reject")
     steps = acquire_steps(world.client, world.asking())
     wait = until_wait(steps)
     assert isinstance(wait, Wait)
-    refused = error("full", retry_after_s=0.001, overflow="reject").to_wire()
+    refused = REFUSALS[reason]("full", retry_after_s=0.001, reason=reason, overflow="reject").to_wire()
     assert world.store.answer_waiters(ALICE, refused) == 1
-    with pytest.raises(error, match="full"):
+    with pytest.raises(REFUSALS[reason], match="full"):
         steps.send(wait.pending.wait(5))
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_whoever_waits_is_not_refused_because_another_caller_of_the_thread_would_rather_be(
+    world: World, reason: str
+) -> None:
+    steps = acquire_steps(world.client, world.asking())
+    wait = until_wait(steps)
+    assert isinstance(wait, Wait)
+    refused = REFUSALS[reason]("full", retry_after_s=5.0, reason=reason, overflow="reject").to_wire()
+    assert world.store.answer_waiters(ALICE, refused) == 1
+    pause = steps.send(wait.pending.wait(5))
+    assert isinstance(pause, Sleep)
+    assert pause.seconds < 1
+    assert isinstance(until_wait(steps), Wait)
+    assert len(world.requests()) == 2
+    steps.close()
+
+
+def test_whoever_would_rather_be_refused_does_not_wait_in_line_with_another_caller_of_the_thread(world: World) -> None:
+    other = acquire_steps(world.client, world.asking())
+    until_wait(other)
+    world.store.park(ALICE, "{}", push=SERVE)
+    policy(world, "reject")
+    steps = acquire_steps(world.client, world.asking())
+    assert until_wait(steps) == Wait(ANY, 2.0)
+    with pytest.raises(NoCapacity) as told:
+        time_out(steps)
+    assert told.value.facts["position"] == 1
+    assert world.store.line_length() == 1, "the other one still waits"
+    other.close()
+
+
+def test_a_waiter_whose_client_died_is_not_kept_for_as_long_as_it_would_have_waited(world: World) -> None:
+    clock = [world.store.now_ms()]
+    world.store._clock = lambda: clock[0]
+    steps = acquire_steps(world.client, world.asking())
+    until_wait(steps)
+    world.store.park(ALICE, "{}", push=SERVE)
+    clock[0] += 12_000  # it asks again every ten seconds
+    time_out(steps)
+    clock[0] += 20_000
+    assert [entry.digest for entry in world.store.parked()] == [ALICE.digest]
+    clock[0] += 20_000
+    assert world.store.parked() == []
+    steps.close()
 
 
 def test_want_of_a_node_is_asked_about_again(world: World) -> None:

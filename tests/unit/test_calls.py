@@ -61,6 +61,14 @@ def test_a_command_answer_becomes_a_result_with_its_op_and_timings() -> None:
     )
 
 
+def test_a_timeout_tells_the_limit_and_not_how_long_the_kill_took() -> None:
+    late = replace(OK, stdout="", timed_out=True, exit_code=None, duration_s=600.25)
+    assert calls.shown(late, 600).startswith("Command timed out after 600 seconds and was terminated.")
+    assert calls.shown(late).startswith("Command timed out after 600.2 seconds")
+    # The fleet's own limit came first.
+    assert calls.shown(late, 900).startswith("Command timed out after 600.2 seconds")
+
+
 def test_every_call_passes_its_own_validation() -> None:
     run: dict[str, Any] = dict.fromkeys(
         ("cwd", "env", "user", "stdin", "timeout_s", "session", "max_output_bytes", "queue_timeout_s", "op_id")
@@ -75,6 +83,7 @@ def test_every_call_passes_its_own_validation() -> None:
         calls.write("/a", "x", True),
         calls.write("/a", b"x", if_digest=""),
         calls.replace_text("/a", "x", "y", True),
+        calls.replace_text("/a", "x", "y", False, "0" * 64),
         calls.list_call("/a", 3),
         calls.glob("/a", "*", True, 5),
         calls.grep("/a", "x", None, True, False, 5),

@@ -6,8 +6,8 @@ import click
 import pytest
 
 from sandfleet.cli import main
-from sandfleet.cli.copying import Place, place_of, target_path
-from sandfleet.errors import NotDirectory, PathNotFound
+from sandfleet.cli.copying import Place, _naming_both, place_of, target_path
+from sandfleet.errors import InvalidArgument, NotDirectory, PathNotFound, SandfleetError
 
 WORKSPACE = "/mnt/user-data/workspace"
 
@@ -68,6 +68,20 @@ def test_a_directory_goes_over_no_file_and_a_file_into_no_missing_directory() ->
         target_path("/d/", "a", source_is_dir=False, found="file")
     with pytest.raises(PathNotFound):
         target_path("/d/", "a", source_is_dir=False, found=None)
+
+
+@pytest.mark.parametrize(
+    ("error", "both"),
+    [
+        (PathNotFound("No such file", path="/x"), True),
+        (InvalidArgument("Too many levels of symbolic links", path="/x", errno="ELOOP"), True),
+        (InvalidArgument("user_id must be 1-64 characters"), False),
+    ],
+)
+def test_a_failure_about_a_path_names_both_ends(error: SandfleetError, both: bool) -> None:
+    with pytest.raises(type(error)) as told, _naming_both(place_of("t:x"), place_of("y")):
+        raise error
+    assert told.value.message.startswith("cannot copy t:x to y: ") is both
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from sandfleet.cli import main
+from sandfleet.cli import _tell, main
 from sandfleet.cli.context import advice, exit_code
 from sandfleet.cli.output import age, plain_lines, printable, table
 from sandfleet.cli.running import Announcement, find_running
@@ -113,6 +115,33 @@ def test_asking_for_help_is_not_a_failure(argv: list[str], capsys: pytest.Captur
     assert "sandfleet" in capsys.readouterr().out
 
 
+class _Full(io.StringIO):
+    def write(self, text: str, /) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_output_that_cannot_be_written_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", _Full())
+    assert main(["--version"]) == 1
+    assert "standard output cannot be written: No space left on device" in capsys.readouterr().err
+
+
+def test_a_closed_standard_output_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["--version"]) == 0
+    assert main(["no-such-command"]) == 2
+    sys.stdout.close()
+
+
+def test_a_failure_about_a_path_names_it_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for message in ("No such file or directory", "No such file or directory: /a"):
+        _tell(PathNotFound(message, path="/a"), as_json=False)
+        assert capsys.readouterr().err == "sandfleet: No such file or directory: /a\n"
+
+
 def test_a_wrong_call_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["exec", "--", "true"]) == 2
     assert "--thread" in capsys.readouterr().err
@@ -154,6 +183,6 @@ def test_a_directory_that_others_may_write_is_not_believed(tmp_path: Path) -> No
 def test_a_second_fleet_of_the_same_user_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     announcement = Announcement(tmp_path)
     announcement.tell({"pid": 4711})
-    with pytest.raises(ConfigError, match="4711"):
+    with pytest.raises(ConfigError, match=r"4711.*SANDFLEET_RUN_ROOT.*--data-root"):
         Announcement(tmp_path)
     announcement.close()

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from sandfleet.config import Settings
-from sandfleet.connection import check_url
+from sandfleet.connection import check_url, connect
 from sandfleet.errors import ConfigError, InsecureRedis
 
 
@@ -88,6 +88,33 @@ def test_a_refusal_does_not_repeat_a_password() -> None:
     with pytest.raises(ConfigError) as refused:
         Settings.load({"SANDFLEET_REDIS_URL": "rediz://:hunter2@host/0"})
     assert "hunter2" not in str(refused.value.to_wire())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hunter2/x@h:6379/0",
+        "redis://:hunter2#x@h:6379/0",
+        "redis://:hunter2?x@h:6379/0",
+        "redis://:12345/hunter2@h:6379/0",
+        "redis://:12345#hunter2@h:6379/0",
+        "redis://:12345?hunter2@h:6379/0",
+        "redis://h:6379/hunter2",
+        "redis://:hunter2@h:99999/0",
+        "redis://:hunter2@[::1/0",
+    ],
+)
+def test_a_password_that_breaks_its_url_is_refused_when_settings_are_loaded_and_not_repeated(url: str) -> None:
+    for use in (lambda: Settings.load({}, redis_url=url), lambda: connect(url), lambda: check_url(url)):
+        with pytest.raises(ConfigError) as refused:
+            use()
+        assert "hunter2" not in f"{refused.value} {refused.value.facts}"
+        assert "%2F" in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["redis://h", "redis://:p%2Fw@h:1/15", "unix:///run/r.sock", "rediss://h/0?db=3"])
+def test_a_url_that_redis_takes_is_taken(url: str) -> None:
+    assert Settings.load({}, redis_url=url).redis_url == url
 
 
 def test_a_misspelt_setting_is_an_error() -> None:

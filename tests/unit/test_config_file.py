@@ -208,6 +208,14 @@ def test_a_tag_constructs_nothing(tmp_path: Path) -> None:
     assert error.facts["line"] == 2
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["sandbox: !mine {replicas: 2}\n", "sandbox:\n  environment: !!set {A, B}\n", "sandbox:\n  image: !!binary aGk=\n"],
+)
+def test_a_tag_is_refused_where_it_would_change_nothing(tmp_path: Path, text: str) -> None:
+    assert "means nothing here; take it out" in str(refusal(tmp_path, text))
+
+
 @pytest.mark.parametrize("value", ["2026-13-45", "!!int words", "!!float words", "1" * 5000])
 def test_a_scalar_that_cannot_be_read_is_refused(tmp_path: Path, value: str) -> None:
     assert refusal(tmp_path, f"sandbox:\n  replicas: {value}\n").facts["line"] == 2

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sandfleet.cli import main
 from sandfleet.config import Mount, Settings, check_mounts, check_mounts_exist
 from sandfleet.config.mounts import mount_conflict
 from sandfleet.errors import ConfigError
@@ -62,6 +63,7 @@ def test_the_skills_are_reserved_where_they_are_and_nowhere_else() -> None:
         (mount("//a"), "without `.`, `..`"),
         (mount("/a\\b"), "NUL or a backslash"),
         (mount("/a\0"), "NUL or a backslash"),
+        (mount("/a\nb"), "line breaks"),
         (mount("/a", "srv"), r"mounts\[0\]\.host_path: must be an absolute path"),
         (mount("/a", "/srv\0"), "NUL"),
         ({"container_path": "/a"}, "host_path: Field required"),
@@ -89,6 +91,18 @@ def test_a_conflict_in_the_file_has_its_line(tmp_path: Path) -> None:
     file.write_text("sandbox:\n  mounts:\n    - {host_path: /a, container_path: /proc}\n")
     with pytest.raises(ConfigError, match=r"sandfleet\.yaml:2: sandbox\.mounts\[0\]: /proc cannot be used"):
         Settings.load({}, config=file)
+
+
+@pytest.mark.parametrize("path", ["/workspace/data", "/usr/x", "/etc", "/tmp", "/var/run/x"])
+def test_config_check_tells_what_a_node_with_local_sandboxes_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    file = tmp_path / "c.yaml"
+    for backend, code in (("local", 2), ("host", 2), ("mock", 0)):
+        one = f"{{host_path: {tmp_path}, container_path: {path}}}"
+        file.write_text(f"sandbox:\n  backend: {backend}\n  mounts: [{one}]\n")
+        assert main(["config", "check", str(file)]) == code
+        assert (f"mounts[0]: {path} cannot be used" in capsys.readouterr().err) is (code == 2)
 
 
 def test_mounts_may_come_as_json_from_the_environment() -> None:

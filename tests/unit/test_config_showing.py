@@ -46,6 +46,7 @@ MOUNTS = st.lists(
 )
 OF_THEIR_OWN: dict[str, st.SearchStrategy[Any]] = {
     "redis_url": st.sampled_from(["redis://h:1/2", "rediss://10.0.0.1/0", "unix:///run/r.sock"]),
+    "node_id": st.from_regex(r"\A[a-z0-9][a-z0-9-]{0,10}\Z"),
     "use": st.sampled_from(["", "my.package:Provider"]),
     "skills_container_path": st.sampled_from(["/mnt/skills", "/opt/skills"]),
     "container_prefix": st.from_regex(r"\A[a-z][a-z0-9_.-]{0,10}\Z"),
@@ -156,6 +157,10 @@ def test_of_a_url_only_the_secret_is_hidden(tmp_path: Path) -> None:
         ("redis://h:6379/0", "redis://h:6379/0"),
         ("unix:///run/redis.sock", "unix:///run/redis.sock"),
         ("http://[broken", "(hidden)"),
+        ("redis://:p/w@h:6379/0", "(hidden)"),
+        ("redis://:p#w@h:6379/0", "(hidden)"),
+        ("redis://:p?w@h:6379/0", "(hidden)"),
+        ("redis://:12/34@h:6379/0", "(hidden)"),
     ],
 )
 def test_urls_are_shown_without_credentials(url: str, shown: str) -> None:
@@ -285,6 +290,22 @@ def test_show_prints_what_is_in_force_and_where_it_comes_from(
     assert document["settings"]["sandbox.burst_limit"]["source"] == "default"
 
 
+def test_check_tells_once_what_is_not_on_this_machine(
+    empty_directory: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    mount = "{host_path: /there/is/no/such, container_path: /mnt/x}"
+    Path("sandfleet.yaml").write_text(
+        f"sandbox: {{use: no_such_package.mod:Own, backend: docker, mounts: [{mount}], blocked_paths: [/a]}}\n"
+    )
+    assert main(["config", "check"]) == 0
+    out = capsys.readouterr().out
+    assert "there is no package no_such_package on this machine" in out
+    assert "host_path /there/is/no/such does not exist on this node" in out
+    assert "no backend docker is installed on this machine\n" in out
+    assert "blocked_paths` is checked but not enforced" in out
+    assert not caplog.records
+
+
 def test_check_says_what_is_wrong_and_what_deserves_a_word(
     empty_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,7 +346,7 @@ def test_a_file_cannot_move_the_cursor_by_what_is_shown_of_it(
     Path("sandfleet.yaml").write_text('node: {id: "a\\e[2Jb"}\n"\\e[2J": 3\n')
     assert main(["config", "check"]) == 2
     assert "\x1b" not in capsys.readouterr().err
-    Path("sandfleet.yaml").write_text('node: {id: "a\\e[2Jb"}\n')
+    Path("sandfleet.yaml").write_text('node: {labels: {a: "a\\e[2Jb"}}\n')
     assert main(["config", "show"]) == 0
     assert "\x1b" not in capsys.readouterr().out
 

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sandfleet.config import Loaded, Settings, load_settings
+from sandfleet.config.environ import to_environ
 from sandfleet.errors import ConfigError
 
 
@@ -43,7 +45,12 @@ def refusal(tmp_path: Path, text: str, **environ: str) -> ConfigError:
         ("tools:\n  glob: {max_result: 3}\n", "tools.glob.max_result", 2, "`max_results`"),
         ("node:\n  quux: 3\n", "node.quux", 2, "`sandfleet config show` lists all of them"),
         ("sandbox:\n  config:\n    volumes: [{sorce: /a}]\n", "sandbox.config.volumes[0].sorce", 3, "`source`"),
-        ("sandbox:\n  mounts: [{host_pth: /a}]\n", "sandbox.mounts[0].host_path", 2, "Field required"),
+        ("sandbox:\n  mounts:\n    - host_pth: /a\n", "sandbox.mounts[0].host_pth", 3, "`host_path`"),
+        ("sandbox:\n  mounts:\n    - {readonly: y}\n", "sandbox.mounts[0].readonly", 3, "`read_only`"),
+        ("sandbox:\n  mounts: [/a]\n", "sandbox.mounts[0]", 2, "must be a mapping of host_path"),
+        ("sandbox:\n  mounts: [{host_path: /a}]\n", "sandbox.mounts[0].container_path", 2, "Field required"),
+        ("node:\n  id: a b\n", "node.id", 2, "a node id is"),
+        ("metrics:\n  address: everywhere\n", "metrics.address", 2, "is not HOST:PORT"),
         ("sandbox: 3\n", "sandbox", 1, "must be a mapping"),
         ("sandbox:\n  aio_sandbox: yes\n", "sandbox.aio_sandbox", 2, "must be a mapping"),
         ("sandbox:\n  replicas: many\n", "sandbox.replicas", 2, "valid integer"),
@@ -258,6 +265,67 @@ def test_a_notice_is_logged_once_however_often_settings_are_loaded(
     for _ in range(3):
         load(tmp_path, text)
     assert [record.levelname for record in caplog.records if record.name == "sandfleet.config"] == ["WARNING"]
+
+
+# --- what changes nothing says so ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sandbox: {image: x}\n", "has no effect with the backend local"),
+        ("sandbox: {allow_host_bash: true}\n", "`backend: host` is the host mode"),
+        ("sandbox: {env_whitelist: [A]}\n", "unless `env_inherit` names it"),
+        ("sandbox: {env_blacklist: [A]}\n", "unless `env_inherit` names it"),
+        ("sandbox: {overflow_policy: burst}\n", "no `burst_limit`"),
+        ("sandbox: {blocked_paths: [/a]}\n", "not enforced"),
+    ],
+)
+def test_a_setting_without_effect_is_told_wherever_it_comes_from(tmp_path: Path, text: str, words: str) -> None:
+    [(name, value)] = yaml.safe_load(text)["sandbox"].items()
+    as_text = value[0] if isinstance(value, list) else str(value).lower()
+    for loaded in (
+        load(tmp_path, text),
+        load_settings({f"SANDFLEET_{name.upper()}": as_text}),
+        load_settings({}, **{name: value}),
+    ):
+        assert [words in notice.text for notice in loaded.notices] == [True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sandbox: {backend: host, allow_host_bash: true}\n",
+        "sandbox: {allow_host_bash: true}\nnode: {backends: [local, host]}\n",
+        "sandbox: {env_whitelist: [PATH], env_inherit: [PATH]}\n",
+        "sandbox: {overflow_policy: burst, burst_limit: 2}\n",
+    ],
+)
+def test_a_setting_with_effect_needs_no_word(tmp_path: Path, text: str) -> None:
+    assert load(tmp_path, text, PATH="/bin").notices == ()
+
+
+def test_what_a_child_is_handed_needs_no_words() -> None:
+    assert load_settings(to_environ(Settings())).notices == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "held_s", "told"),
+    [
+        ("idle_timeout: 0", 0.0, True),
+        ("idle_timeout: 7200", 7200.0, True),
+        ("idle_timeout: 60", 3600.0, False),
+        ("idle_timeout: 0, active_idle_timeout_s: 9", 9.0, False),
+        ("idle_timeout_s: 0", 3600.0, False),
+        ("config: {idle_timeout: 0}", 0.0, True),
+    ],
+)
+def test_the_idle_timeout_of_the_seeds_ends_nothing_held_earlier_than_it_says(
+    tmp_path: Path, text: str, held_s: float, told: bool
+) -> None:
+    loaded = load(tmp_path, f"sandbox: {{{text}}}\n")
+    assert loaded.settings.active_idle_timeout_s == held_s
+    assert [notice.key for notice in loaded.notices] == [loaded.found["idle_timeout_s"].key] * told
 
 
 @pytest.mark.parametrize("make", [lambda: {"replica": 3}, lambda: {"container": {"imag": "x"}}])

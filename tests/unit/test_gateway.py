@@ -295,6 +295,19 @@ def test_the_sandbox_that_was_granted_while_the_call_went_round_is_its_own(full:
     assert (recorded.agents, recorded.ops) == (0, 1)
 
 
+def test_a_call_that_never_comes_back_holds_what_it_was_given_for_a_short_time_only(full: World) -> None:
+    assert full.client.settings.agent_ttl_s == 60
+    went_round(full, went_round(full))
+    full.store.create_failed(full.route_of("other-0"), {"code": "x", "message": "", "facts": {}})
+    LineServer(full.scheduler).serve()
+    route, now_ms = full.route_of("new"), full.store.now_ms()
+    assert full.store.created(route)
+    full.store._clock = lambda: now_ms + 30_000
+    lost = full.store.sandbox(route.sandbox_id)
+    assert lost is not None
+    assert lost.agents == 0
+
+
 def test_a_call_that_stood_in_line_for_as_long_as_it_may_leaves_it(full: World) -> None:
     headers = went_round(full)
     headers["sandfleet_since_ms"] -= 10_000

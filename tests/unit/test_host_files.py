@@ -6,6 +6,7 @@ import ast
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,36 @@ def test_a_tree_is_removed_without_following_its_links(files: Files, host: Path)
     files.remove_tree(f"{HOME}/t")
     assert not tree.exists()
     assert (host / "outside/secret").exists()
+
+
+def test_a_directory_that_another_root_lies_in_is_not_removed(host: Path) -> None:
+    (host / "data/d/inner").mkdir(parents=True)
+    (host / "data/d/inner/hidden").write_text("")
+    files = Files([("/mnt/data", [f"{host}/data"], False), ("/mnt/data/d/inner", [f"{host}/outside"], False)], {})
+    assert refusal(files.remove_tree, "/mnt/data/d") == "EBUSY"
+    files.close()
+    assert (host / "data/d/inner/hidden").exists()
+
+
+def test_directories_as_deep_as_a_path_may_be_are_made_and_removed_in_a_moment(files: Files, host: Path) -> None:
+    deep = f"{HOME}/" + "/".join(["d"] * 1900)
+    began = time.monotonic()
+    files.makedirs(deep)
+    assert files.is_kind(deep, stat.S_ISDIR)
+    assert refusal(files.makedirs, deep) == "EEXIST"
+    files.remove_tree(f"{HOME}/d")
+    assert os.listdir(host / "data/workspace") == []
+    assert time.monotonic() - began < 10
+
+
+def test_a_link_on_the_way_of_directories_to_make_is_not_followed_out(files: Files, host: Path) -> None:
+    work = host / "data/workspace"
+    for name, target in (("out", "/etc"), ("nowhere", "none"), ("ok", "../outputs")):
+        (work / name).symlink_to(target)
+    assert refusal(files.makedirs, f"{HOME}/out/a/b") == "EACCES"
+    assert refusal(files.makedirs, f"{HOME}/nowhere/a/b") == "ENOENT"
+    files.makedirs(f"{HOME}/./ok//a/b/", exist_ok=True)
+    assert (host / "data/outputs/a/b").is_dir()
 
 
 def test_no_descriptor_is_left(files: Files, host: Path) -> None:

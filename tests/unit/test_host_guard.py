@@ -245,6 +245,11 @@ def test_secrets_and_the_workers_own_are_not_inherited(name: str) -> None:
     assert inherited_environment({name: "x"}, {}) == {}
 
 
+def test_a_url_with_a_token_for_a_user_is_a_secret_and_one_with_a_name_is_none() -> None:
+    assert inherited_environment({"INDEX": "https://ghp_0123456789abcdef@host/x"}, {}) == {}
+    assert inherited_environment({"REPO": "ssh://git@host/x"}, {}) == {"REPO": "ssh://git@host/x"}
+
+
 def test_a_url_with_a_password_is_a_secret_whatever_its_name() -> None:
     assert inherited_environment({"BROKER": "redis://:hunter2@host/0", "INDEX": "https://host/x"}, {}) == {
         "INDEX": "https://host/x"

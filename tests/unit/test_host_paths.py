@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandfleet_workers.backends.host_paths import Mapping, PathMap, StreamMask, unsafe_in_commands
+from sandfleet_workers.backends.host_paths import Mapping, PathMap, unsafe_in_commands
 
 DATA = "/srv/sf/threads/t1/user-data"
 REAL = "/mnt-7/real/threads/t1/user-data"
@@ -73,7 +75,52 @@ def test_paths_in_a_command_line_are_translated_whole_or_not_at_all(command: str
 )  # fmt: skip
 def test_host_paths_in_output_are_masked_whole_or_not_at_all(said: str, shown: str | None) -> None:
     assert PATHS.mask(said) == (said if shown is None else shown)
-    assert PATHS.mask_bytes(said.encode()) == PATHS.mask(said).encode()
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (json.dumps(f"{DATA}/x").replace("/", "\\/"), json.dumps("/mnt/user-data/x").replace("/", "\\/")),
+        (json.dumps(f"/srv/ü/x {DATA}"), '"/mnt/odd/x /mnt/user-data"'),
+        (quote("/srv/ü/x"), "/mnt/odd/x"),
+        (quote(f"{DATA}/x", safe=""), quote("/mnt/user-data/x", safe="")),
+        (quote(f"?f={DATA}", safe="?=").replace("%2F", "%2f"), "?f=%2fmnt%2fuser-data"),
+        ("?f=%2Fdata&g=x%2Fdata", "?f=%2Fmnt%2Fdata&g=x%2Fdata"),
+        (r'"\/data\/x" "a\/data"', r'"\/mnt\/data\/x" "a\/data"'),
+    ],
+)
+def test_host_paths_are_masked_as_json_and_urls_write_them(said: str, shown: str) -> None:
+    assert PathMap([*PATHS.mappings, Mapping("/mnt/odd", "/srv/ü")]).mask(said) == shown
+
+
+def test_what_lies_above_the_sandboxs_directories_is_hidden_too() -> None:
+    paths = PathMap(PATHS.mappings, {"/srv/sf/threads/t1": "/mnt", "/srv/sf": "/.sandfleet/data"})
+    assert (
+        paths.mask("/srv/sf/threads/t1 /srv/sf/threads/t2/f /srv/sfx") == "/mnt /.sandfleet/data/threads/t2/f /srv/sfx"
+    )
+    assert paths.mask(DATA) == "/mnt/user-data"
+    assert paths.to_host("/.sandfleet/data") is None
+
+
+CUT = "\n... [9 bytes discarded] ...\n"
+
+
+@given(st.integers(1, 200), st.integers(1, 200), st.booleans())
+def test_of_a_path_that_was_cut_nothing_is_left(head: int, tail: int, ends: bool) -> None:
+    whole = f"see {DATA}/workspace/f and {REAL}\n"
+    text = whole[:head] + CUT + whole[-tail:]
+    shown = PATHS.mask_cut(text, ends=ends)
+    for part in ("/srv", "/mnt-7", "/threads", "/t1", "real/"):
+        assert part not in shown
+    assert PATHS.mask_cut(whole[:head], ends=True) in PATHS.mask(whole)
+    assert CUT in shown
+
+
+def test_output_that_was_not_cut_keeps_its_end() -> None:
+    assert PATHS.mask_cut("ls /srv", ends=False) == "ls /srv"
+    assert PATHS.mask_cut("ls /srv", ends=True) == "ls "
+    assert PATHS.mask_cut(f"at {DATA}", ends=True) == "at /mnt/user-data"
+    assert PATHS.mask_cut("a" + CUT + "a b", ends=False) == "a" + CUT + "a b"
 
 
 def test_texts_in_a_json_value_are_masked_and_keys_are_not() -> None:
@@ -157,31 +204,3 @@ def test_siblings_are_left_alone(host: str, suffix: str, before: str, after: str
     virtual = PATHS.masks[host]
     if not any(root != virtual and root in virtual + suffix for root in PATHS.roots):
         assert PATHS.translate(before + virtual + suffix) == before + virtual + suffix
-
-
-BYTES = st.lists(
-    st.one_of(
-        st.binary(max_size=4),
-        st.sampled_from([host.encode() for host in HOSTS]),
-        st.sampled_from([DATA[:9].encode(), DATA[9:].encode(), b".", b"..", b":", b"/x", "é€".encode(), b"\\n", b"-I"]),
-    ),
-    max_size=8,
-).map(b"".join)
-
-
-@settings(max_examples=400)
-@given(BYTES, st.lists(st.integers(0, 60), max_size=8))
-def test_a_stream_cut_anywhere_is_masked_like_the_whole(data: bytes, cuts: list[int]) -> None:
-    stream, shown, at = StreamMask(PATHS), b"", 0
-    for size in cuts:
-        shown += stream.feed(data[at : at + size])
-        at += size
-    assert shown + stream.feed(data[at:], final=True) == PATHS.mask_bytes(data)
-
-
-@settings(max_examples=200)
-@given(BYTES)
-def test_a_stream_gives_out_what_cannot_be_a_path(data: bytes) -> None:
-    stream = StreamMask(PATHS)
-    held = len(PATHS.mask_bytes(data)) - len(stream.feed(data))
-    assert held <= max(map(len, HOSTS)) + len(data) - len(data.rstrip(b".")) + 4

@@ -569,6 +569,18 @@ def test_a_sandbox_that_could_not_be_told_of_is_told_of_with_the_next_tick(
     assert world.backend.running() == [route.sandbox_id]
 
 
+def test_a_sandbox_does_not_get_younger_with_a_registry_that_forgot_it(world: World) -> None:
+    route = world.live()
+    world.node.settings = world.node.settings.model_copy(update={"max_age_s": 100.0})
+    world.node.held[route.sandbox_id].made_at -= 90
+    world.store.forget_everything()
+    world.tick(5)
+    assert world.work() == 0
+    world.tick(11)
+    assert world.work() == 1
+    assert world.state(route) is None
+
+
 def test_a_sandbox_that_has_a_newer_owner_elsewhere_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.live()
     world.store.forget_everything()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +23,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
     root, levels = logging.getLogger(), {name: logging.getLogger(name).level for name in names}
     handlers, level = root.handlers[:], root.level
     yield logging.getLogger("sandfleet.test")
+    logging.captureWarnings(False)
     root.handlers[:], root.level = handlers, level
     for name, before in levels.items():
         logging.getLogger(name).setLevel(before)
@@ -83,6 +85,34 @@ def test_json_lines_are_one_object_each_with_the_same_facts(
     line = json.loads(told)
     assert (line["event"], line["level"], line["logger"]) == ("op.refused", "INFO", "sandfleet.test")
     assert line["error"] == HOSTILE
+
+
+class Unshowable:
+    def __str__(self) -> str:
+        raise OSError("gone")
+
+
+def test_json_stays_json_whatever_a_fact_is(
+    log: logging.Logger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SANDFLEET_LOG_FORMAT", "json")
+    setup_logging("INFO")
+    itself: list[object] = []
+    itself.append(itself)
+    for fact in (float("nan"), float("inf"), {(1, 2): 3}, itself, Unshowable(), b"\xff", "\ud800", {"a": Unshowable()}):
+        log.info("op.odd", extra={"fact": fact, "op_id": "o1"})
+    log.info("wants %d", "a number")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("of a library", UserWarning, stacklevel=1)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    lines = [json.loads(line, parse_constant=refuse) for line in capsys.readouterr().err.splitlines()]
+    assert [line["event"] for line in lines[:-1]] == ["op.odd"] * 8 + ["wants %d"]
+    assert all(line["op_id"] == "o1" for line in lines[:8])
+    assert "of a library" in lines[-1]["event"]
 
 
 def test_celerys_line_per_task_is_kept_out(log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:

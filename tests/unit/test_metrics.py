@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from sandfleet.cli.top_facts import SORTS, Fleet, Rates, snapshot
-from sandfleet.errors import ConfigError, StoreUnavailable
+from sandfleet.errors import ConfigError, InvalidArgument, PathNotFound, StoreUnavailable
 from sandfleet.fleet_facts import ops_per_s, place_counts, shown_state, staying
 from sandfleet.ids import Identity
 from sandfleet.metrics import MetricsServer, Tally, new_registry, nth_address, parse_address
@@ -22,6 +25,7 @@ from sandfleet.store.base import OpView, Route
 from sandfleet.wire import OpMessage, queue_names, shown_owner
 from sandfleet_scheduler.metrics import FleetCollector, fleet_metrics
 from sandfleet_workers.metrics import NodeMeter
+from sandfleet_workers.watching import Watch
 
 
 def node(node_id: str = "n1", **given: object) -> NodeView:
@@ -207,6 +211,19 @@ def test_a_kind_that_somebody_made_up_makes_no_label_of_its_own(registry: Collec
     assert value(registry, "ops_total", kind="other", outcome="unknown_operation") == 50
 
 
+def test_a_node_counts_every_answer_and_every_refusal_once(registry: CollectorRegistry) -> None:
+    watch = Watch()
+    watch.answered(message(), None, (0, 0, 0), 0)
+    watch.meter = NodeMeter(registry, lambda: 0)
+    watch.answered(message(), None, (0, 0, 0), 0)
+    watch.answered(message(), PathNotFound("no"), (0, 0, 0), 0)
+    watch.refused("o1", InvalidArgument("no message"))
+    assert watch.answers == 4
+    assert value(registry, "ops_total", kind="stat", outcome="ok") == 1
+    assert value(registry, "ops_total", kind="stat", outcome="path_not_found") == 1
+    assert value(registry, "ops_total", kind="other", outcome="invalid_argument") == 1
+
+
 def test_an_acquire_is_measured_from_its_asking_to_its_creation(registry: CollectorRegistry) -> None:
     meter = NodeMeter(registry, lambda: 10_000)
     meter.answered(message("node.create", {"asked_at_ms": 7_000}), "ok", (0, 0, 500), 0)
@@ -289,6 +306,28 @@ def test_however_many_scrape_the_store_is_read_once_a_second() -> None:
     assert value(registry, "acquire_requests_total", outcome="placed") == 1
     assert value(registry, "evictions_total") == 1
     assert value(registry, "serve_passes_total") == 0
+
+
+def test_those_who_wait_behind_a_scrape_that_failed_fail_with_it() -> None:
+    """Else ten scrapes of a Redis that hangs wait ten timeouts one after the other."""
+    asked = []
+
+    class Away:
+        def nodes(self) -> Any:
+            asked.append(threading.get_ident())
+            time.sleep(0.2)
+            raise StoreUnavailable("it hangs")
+
+    collector = FleetCollector(Away(), Tally())  # type: ignore[arg-type]
+
+    def scrape(_: int) -> str:
+        with pytest.raises(StoreUnavailable):
+            list(collector.collect())
+        return "failed"
+
+    with ThreadPoolExecutor(10) as pool:
+        assert list(pool.map(scrape, range(10))) == ["failed"] * 10
+    assert len(asked) == 1
 
 
 # --- what top makes of it ----------------------------------------------------------------------

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
 from sandfleet.calls import entries, glob_answer, grep_answer, names
 from sandfleet.client import Answer
 from sandfleet.model import Timings
@@ -28,3 +34,11 @@ def test_a_listing_is_a_list_that_counts_what_it_could_not_read() -> None:
     assert names(listing) == ["/a/b/"]
     assert names(listing).unread == 3  # type: ignore[attr-defined]
     assert names([]) == Listed() == []
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda answer: pickle.loads(pickle.dumps(answer))])
+def test_they_can_be_copied_and_pickled_as_lists_and_pairs_can(copied: Any) -> None:
+    search = copied(Searched(["/a"], True, {"errors": 1}))
+    assert (type(search), search, search.skipped) == (Searched, (["/a"], True), {"errors": 1})
+    listing = copied(Listed(["/a"], unread=3))
+    assert (type(listing), listing, listing.unread) == (Listed, ["/a"], 3)

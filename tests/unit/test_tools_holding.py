@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sandfleet import SandboxProvider, set_sandbox_provider
+from sandfleet import SandboxProvider, Settings, set_sandbox_provider
 from sandfleet.errors import InvalidArgument, NoCapacity, NotStarted, OutcomeUnknown
 from sandfleet.testing import MockSandboxProvider
 from sandfleet.tools import (
@@ -374,6 +374,19 @@ async def test_the_tools_work_over_a_provider_with_the_seeds_methods_only(runtim
     assert read(runtime, "t", "/mnt/user-data/a", 2) == "2\none"
     SandboxMiddleware(provider=provider).after_agent(runtime.state, runtime)
     assert provider.released == ["local"]
+
+
+def test_the_gate_stays_closed_over_a_provider_that_cannot_compare_and_write(runtime: ToolRuntime) -> None:
+    provider, path = SeedProvider(), "/mnt/user-data/a"
+    provider.sandbox.files[path] = "one"
+    gate = Settings(read_before_write=True)
+    read, write, replace = (
+        tool.bound(provider=provider, settings=gate) for tool in (read_file_tool, write_file_tool, str_replace_tool)
+    )
+    assert read(runtime, "t", path) == "one"
+    assert write(runtime, "t", path, "x").startswith("Error: Failed to write file")
+    assert replace(runtime, "t", path, "one", "x").startswith("Error: Unexpected error replacing string")
+    assert provider.sandbox.files == {path: "one"}
 
 
 async def test_code_of_ones_own_gets_the_same_sandbox_on_both_sides(provider: Watched, runtime: ToolRuntime) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from sandfleet.errors import Busy, StoreUnavailable
 from sandfleet.testing import ManualClock, MemoryStore, MockSandboxProvider
-from sandfleet.tools import FileOperationLock, get_file_operation_lock, write_file_tool
+from sandfleet.tools import FileOperationLock, Tool, get_file_operation_lock, str_replace_tool, write_file_tool
 from sandfleet.tools.runtime import ToolRuntime
 from tests.services import wait_until, wait_until_async
 
@@ -188,7 +188,12 @@ def test_every_spelling_of_a_path_is_one_lock_and_another_file_is_another(monkey
         assert get_file_operation_lock(sandbox, "b")._name not in names
 
 
-def test_write_file_waits_for_whoever_holds_the_files_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("tool", "args"), [(write_file_tool, ("tool",)), (str_replace_tool, ("mine", "tool"))], ids=["write", "replace"]
+)
+def test_a_change_waits_for_whoever_holds_the_files_lock(
+    tool: Tool, args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits = threading.Event()
     monkeypatch.setattr(FileOperationLock, "_check", lambda _self, _until: waits.set())
     with MockSandboxProvider() as provider:
@@ -196,8 +201,8 @@ def test_write_file_waits_for_whoever_holds_the_files_lock(monkeypatch: pytest.M
         sandbox = provider.get(provider.acquire("t1"))
         assert sandbox is not None
         answers: list[str] = []
-        tool = write_file_tool.bound(provider=provider)
-        thread = threading.Thread(target=lambda: answers.append(tool(runtime, "t", "a", "tool")))
+        bound = tool.bound(provider=provider)
+        thread = threading.Thread(target=lambda: answers.append(bound(runtime, "t", "a", *args)))
         with get_file_operation_lock(sandbox, "/mnt/user-data/workspace/a"):
             sandbox.write_file("a", "mine")
             thread.start()

@@ -11,6 +11,7 @@ import pytest
 from sandfleet import AsyncSandboxProvider, Sandbox, SandboxSpec, Settings
 from sandfleet import tools as package
 from sandfleet.errors import InvalidArgument
+from sandfleet.partial import Listed
 from sandfleet.testing import MockSandboxProvider
 from sandfleet.tools import (
     Runtime,
@@ -202,6 +203,42 @@ def test_the_configured_results_cap_what_is_asked_for(
     assert tools["grep"](runtime, "t", "same", HOME).startswith(f"Found 3 matches under {HOME} (showing")
 
 
+def test_no_request_lifts_the_hard_caps_of_searches(
+    provider: MockSandboxProvider, runtime: ToolRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, int] = {}
+    answer = provider._local.call
+
+    def call(target: Any, wanted: Any) -> Any:
+        asked[wanted.kind] = wanted.args.get("max_results")
+        return answer(target, wanted)
+
+    monkeypatch.setattr(provider._local, "call", call)
+    lavish = Settings(glob_max_results=1000, grep_max_results=500)
+    tools = {tool.name: tool for tool in get_tools(lavish, provider=provider)}
+    tools["glob"](runtime, "t", "*", HOME, max_results=5000)
+    tools["grep"](runtime, "t", "x", HOME, max_results=5000)
+    assert asked == {"glob": 1000, "grep": 500}
+
+
+def test_a_listing_keeps_to_its_limit_with_the_word_that_it_is_not_all(
+    provider: MockSandboxProvider, runtime: ToolRuntime, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        sandbox.write_file(f"{HOME}/{number:02}.txt", "")
+    monkeypatch.setattr(Sandbox, "list_dir", lambda self, path, depth: Listed(names_of(self, path), unread=3))
+    limited = get_tools(Settings(ls_output_max_chars=400), provider=provider)
+    answer = {tool.name: tool for tool in limited}["ls"](runtime, "t", HOME)
+    assert len(answer) <= 400
+    assert answer.startswith(f"{HOME}/00.txt\n{HOME}/01.txt\n")
+    assert "[truncated: showing first " in answer
+    assert answer.endswith("\n... [incomplete: 3 directories below could not be read] ...")
+
+
+def names_of(sandbox: Sandbox, path: str) -> list[str]:
+    return [entry.path for entry in sandbox.list_files(path)]
+
+
 def test_a_directory_too_full_for_one_listing_shows_one_level_and_says_so(
     provider: MockSandboxProvider, runtime: ToolRuntime, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +300,42 @@ def test_a_change_by_somebody_else_invalidates_the_read(
     assert "blocked" in gated["write_file"](runtime, "t", "a", "mine")
     assert "blocked" in gated["str_replace"](runtime, "t", "a", "other", "mine")
     assert sandbox.read_file("a") == "other"
+
+
+@pytest.mark.parametrize("kind", ["write_file", "str_replace"])
+def test_a_change_at_the_very_last_moment_is_not_overwritten(
+    kind: str,
+    gated: dict[str, Any],
+    sandbox: Sandbox,
+    runtime: ToolRuntime,
+    provider: MockSandboxProvider,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A command of the sandbox holds no lock: only comparing in the step that writes keeps it safe."""
+    sandbox.write_file("a", "one")
+    gated["read_file"](runtime, "t", "a")
+    answer = provider._local.call
+
+    def call(target: Any, wanted: Any) -> Any:
+        if wanted.kind == kind:
+            monkeypatch.undo()
+            sandbox.write_file("a", "one, and what a command added")
+        return answer(target, wanted)
+
+    monkeypatch.setattr(provider._local, "call", call)
+    rest = {"content": "mine"} if kind == "write_file" else {"old_str": "one", "new_str": "mine"}
+    assert gated[kind].invoke(runtime, description="t", path="a", **rest).startswith(f"Error: {kind} blocked — a ")
+    assert sandbox.read_file("a") == "one, and what a command added"
+
+
+def test_the_gate_has_nothing_to_say_about_a_file_that_is_not_there(
+    gated: dict[str, Any], sandbox: Sandbox, runtime: ToolRuntime
+) -> None:
+    assert gated["str_replace"](runtime, "t", "a", "one", "1") == "Error: File not found: a"
+    sandbox.write_file("a", "one")
+    gated["read_file"](runtime, "t", "a")
+    sandbox.remove("a")
+    assert gated["str_replace"](runtime, "t", "a", "one", "1") == "Error: File not found: a"
 
 
 def test_a_refused_edit_keeps_the_read(gated: dict[str, Any], sandbox: Sandbox, runtime: ToolRuntime) -> None:

@@ -170,6 +170,8 @@ def _str_replace(op: Operation, _lost: LostSessions) -> Steps:
         "new": args["new"],
         "replace_all": bool(args.get("replace_all")),
     }
+    if (rule := _digest_rule(args)) is not None:
+        fields["if_digest"] = rule
     data = json_of((yield post(_FS, fields, effect=True)))
     return Completion({"count": check.count(data, "count"), "digest": check.optional_text(data, "digest", 64)})
 

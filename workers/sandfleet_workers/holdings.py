@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from sandfleet.backends import Connection, SandboxBackend
 from sandfleet.ids import Identity
@@ -16,7 +17,7 @@ __all__ = ["Carry", "Held"]
 
 @dataclass(slots=True)
 class Held:
-    """A sandbox this node holds."""
+    """A sandbox this node holds; ``made_at`` is of the monotonic clock."""
 
     route: Route
     identity: Identity
@@ -24,6 +25,7 @@ class Held:
     backend: SandboxBackend
     connection: Connection
     stopping: bool = False
+    made_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import logging
-import os
-import shutil
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandfleet.backends import Completion, SandboxBackend, SandboxPlan
-from sandfleet.errors import Busy, ConfigError, NotStarted, SandfleetError, StartFailed, StoreUnavailable
+from sandfleet.errors import Busy, ConfigError, InternalError, NotStarted, SandfleetError, StartFailed, StoreUnavailable
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState, SandboxSpec
 from sandfleet.store.base import Route
+from sandfleet.trees import remove_tree
 from sandfleet.wire import OpMessage
-from sandfleet_workers.backends import load_backend
+from sandfleet_workers.backends import load_backend, local_dirs
 from sandfleet_workers.backends.mounts import ACP_WORKSPACE, PlannedMount, acp_directory, node_mounts
 from sandfleet_workers.cordoning import FailureRow
 from sandfleet_workers.holdings import Held
@@ -86,7 +86,7 @@ class Lifecycle:
         Raises:
             ConfigError: The directory of the node's sockets cannot be made.
         """
-        shutil.rmtree(self.run_dir, ignore_errors=True)
+        local_dirs.remove_tree(self.run_dir)
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o711)
         except OSError as exc:
@@ -224,8 +224,13 @@ class Lifecycle:
 
     def _user_data(self, identity: Identity) -> Path:
         path = thread_directory(self._node.settings.data_root, identity)
-        for child in _CHILDREN:
-            (path / child).mkdir(parents=True, exist_ok=True)
+        try:
+            for child in _CHILDREN:
+                (path / child).mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            log.warning("sandbox.no_directory", extra={"path": str(path), "error": str(exc)})
+            reason = "disk" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else "data_unusable"
+            raise StartFailed(f"the thread's directory cannot be made: {exc.strerror}", reason=reason) from exc
         return path
 
     def _destroy(self, message: OpMessage) -> dict[str, Any]:
@@ -236,7 +241,7 @@ class Lifecycle:
             held.stopping = True
         self.end(route)
         if message.args.get("delete_data") is True:
-            _remove_tree(thread_directory(node.settings.data_root, message.identity).parent)
+            _remove_data(thread_directory(node.settings.data_root, message.identity).parent)
         node.store.stopped(route)
         return {}
 
@@ -335,13 +340,14 @@ class Lifecycle:
             log.warning("sandbox.end_failed", extra={"error": str(exc)})
         for backend in self._backends.values():
             backend.close()
-        shutil.rmtree(self.run_dir, ignore_errors=True)
+        local_dirs.remove_tree(self.run_dir)
 
 
-def _remove_tree(path: Path) -> None:
+def _remove_data(path: Path) -> None:
     """Remove a thread's directory; what the sandbox planted in it (links, odd names) is removed, never followed."""
-    if not shutil.rmtree.avoids_symlink_attacks:  # pragma: no cover - Linux always does
-        raise StartFailed("this platform cannot remove a tree safely", reason="platform")
-    if path.is_symlink() or not os.path.lexists(path):
+    if path.is_symlink():
         return
-    shutil.rmtree(path)
+    try:
+        remove_tree(path)
+    except OSError as exc:
+        raise InternalError(f"the thread's data cannot be removed whole: {exc.strerror}", reason="data_left") from exc

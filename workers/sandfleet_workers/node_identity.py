@@ -63,7 +63,7 @@ def hold_node_id(data_root: Path, wanted: str | None) -> HeldNodeId:
         return HeldNodeId(name, directory, fd)
     raise NodeIdInUse(
         f"node id {wanted or names[0]} is held by another process on {data_root}; "
-        "choose another --node-id or end that one",
+        "choose another --node-id or --data-root, or end that one",
         node_id=wanted or names[0],
     )
 

@@ -144,7 +144,10 @@ class Upkeep:
             if held.stopping:
                 continue
             try:
-                adopted = node.store.adopt(held.identity, held.spec, held.route, data_id=self._lifecycle.data_id)
+                age_s = time.monotonic() - held.made_at
+                adopted = node.store.adopt(
+                    held.identity, held.spec, held.route, data_id=self._lifecycle.data_id, age_s=age_s
+                )
             except LeaseLost:
                 # It lost its data once more. The next renewal finds that out and announces the node again, or learns
                 # that somebody else is this node by now.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -13,11 +15,12 @@ from sandfleet.cli import admin, collecting, completing, config, copying, demo, 
 from sandfleet.cli.context import Cli, advice, exit_code, global_options
 from sandfleet.cli.output import printable
 from sandfleet.cli.sections import Sections
-from sandfleet.errors import SandfleetError
+from sandfleet.errors import FileError, SandfleetError
 
 __all__ = ["main"]
 
 _INTERRUPTED = 130
+_OUTPUT_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 @click.group(cls=Sections, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -49,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 done · 1 a check or the demo failed · 2 the call or the configuration is wrong · 3 the fleet is away or full ·
     4 the sandbox or file is not there · ``exec`` exits with its command's code.
     """
+    _open_closed_streams()
     state = Cli()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -68,6 +72,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return wrong.exit_code
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED
+    except OSError as full:
+        if full.errno not in _OUTPUT_FAILS or full.filename is not None:
+            raise
+        click.echo(f"sandfleet: standard output cannot be written: {full.strerror}", err=True)
+        return 1
+
+
+def _open_closed_streams() -> None:
+    """A stream that the caller closed (``>&-``) reads as empty and takes everything, as for most programs."""
+    if sys.stdout is None or sys.stderr is None:
+        nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (for as long as the process lives)
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
 
 
 def _tell(error: SandfleetError, *, as_json: bool) -> int:
@@ -79,6 +95,9 @@ def _tell(error: SandfleetError, *, as_json: bool) -> int:
         click.echo(json.dumps({"error": wire}, default=str))
     else:
         first, *rest = error.message.splitlines() or [error.code]
+        path = error.facts.get("path")
+        if isinstance(error, FileError) and path and str(path) not in error.message:
+            first = f"{first}: {path}"
         click.echo(f"sandfleet: {printable(first)}", err=True)
         for line in rest:
             click.echo(f"  {printable(line)}", err=True)

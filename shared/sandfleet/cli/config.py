@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
+from collections.abc import Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from sandfleet.config.environ import is_setting
 from sandfleet.config.found import Notice, nearest
 from sandfleet.config.keys import ENV_PREFIX, leaf_by_env
 from sandfleet.config.loading import Loaded, load_settings
+from sandfleet.config.mounts import check_local_mounts, check_mounts_exist
+from sandfleet.config.seeds import CLASSES, KINDS
 from sandfleet.config.showing import as_document, as_yaml, starter
 from sandfleet.errors import ConfigError
 
@@ -73,8 +77,11 @@ def check(cli: Cli, file: Path | None) -> None:
       sandfleet config check /etc/sandfleet/config.yaml
       SANDFLEET_ENV=production sandfleet config check
     """
-    loaded = load_settings(config=file)
-    absent = _absent_backends(loaded)
+    loaded = load_settings(config=file, log_notices=False)
+    settings = loaded.settings
+    # Nodes with local sandboxes refuse these, and nobody else: the file can be read, but is of no use there.
+    check_local_mounts(settings.mounts, settings.skills_container_path, settings.offered)
+    absent = [*_absent_backends(loaded), *_absent_class(loaded), *_absent_directories(loaded)]
     loaded = dataclasses.replace(loaded, notices=(*loaded.notices, *absent))
     strays = _stray_variables()
     document: dict[str, Any] = {
@@ -137,10 +144,33 @@ def _absent_backends(loaded: Loaded) -> list[Notice]:
     known = {point.name for point in entry_points(group="sandfleet.backends")}
     key = loaded.found["backend"].key if "backend" in loaded.found else "sandbox.backend"
     return [
-        Notice(key, f"no backend {name} is installed on this machine{nearest(name, known)}", warning=True)
+        Notice(key, f"no backend {name} is installed on this machine{_meant(name, known)}", warning=True)
         for name in dict.fromkeys((loaded.settings.backend, *loaded.settings.offered))
         if name not in known
     ]
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """The backend that a misspelt one may be; of one that is spelt right, but not here, none."""
+    return "" if name in {*KINDS.values(), *CLASSES.values()} else nearest(name, known)
+
+
+def _absent_class(loaded: Loaded) -> list[Notice]:
+    """A word for a provider class whose package is not here. It may be where the agents run."""
+    package = loaded.settings.use.partition(":")[0].partition(".")[0]
+    if not package or importlib.util.find_spec(package):
+        return []
+    text = f"{loaded.settings.use}: there is no package {package} on this machine; where agents run, there must be"
+    return [Notice(loaded.found["use"].key, text, warning=True)]
+
+
+def _absent_directories(loaded: Loaded) -> list[Notice]:
+    """A word for the first mount, or the skills, whose directory is not here. It may be there on the nodes."""
+    try:
+        check_mounts_exist(loaded.settings.mounts, loaded.settings.skills_path)
+    except ConfigError as exc:
+        return [Notice(loaded.found[str(exc.facts["key"])].key, exc.message, warning=True)]
+    return []
 
 
 def _stray_variables() -> dict[str, str]:

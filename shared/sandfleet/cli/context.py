@@ -134,7 +134,8 @@ def global_options() -> list[click.Option]:
         click.Option(
             ["--redis-url"],
             metavar="URL",
-            help="Redis of the fleet.  [SANDFLEET_REDIS_URL, REDIS_URL, the file's, that of your `sandfleet up`]",
+            help="Redis of the fleet; `ps` shows everybody a password that stands here, not one in a variable or "
+            "the file.  [SANDFLEET_REDIS_URL, REDIS_URL, the file's, that of your `sandfleet up`]",
             **shared,
         ),
         click.Option(["--prefix"], metavar="TEXT", help="Prefix of the fleet's keys (SANDFLEET_PREFIX).", **shared),
@@ -170,7 +171,7 @@ def advice(error: SandfleetError) -> str | None:
     if isinstance(error, StoreUnavailable) and error.facts.get("reason") in ("refused", "connection", "timeout"):
         return "start a fleet here with `sandfleet up`, or name a running one: --redis-url redis://HOST:6379/0"
     if isinstance(error, StoreUnavailable) and error.facts.get("reason") == "auth":
-        return "put the password in the URL: --redis-url redis://:PASSWORD@HOST:6379/0"
+        return "put the password in the URL: SANDFLEET_REDIS_URL=redis://:PASSWORD@HOST:6379/0"
     if "sandfleet " in error.message:
         return None
     if error.code in ("sandbox_not_found", "sandbox_lost"):

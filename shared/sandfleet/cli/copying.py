@@ -25,6 +25,7 @@ from sandfleet.cli.streams import write_bytes
 from sandfleet.errors import (
     AlreadyExists,
     FileError,
+    InvalidArgument,
     IsDirectory,
     NoSpace,
     NotDirectory,
@@ -243,7 +244,9 @@ def _naming_both(source: Place, target: Place) -> Iterator[None]:
     what = f"cannot copy {source.text} to {target.text}"
     try:
         yield
-    except FileError as exc:
+    except (FileError, InvalidArgument) as exc:
+        if isinstance(exc, InvalidArgument) and "errno" not in exc.facts:
+            raise  # about an id, not about these paths
         raise _retold(exc, f"{what}: {exc.message}") from exc
     except SandfleetError:
         raise  # about the fleet or the sandbox, not about these paths

@@ -58,8 +58,8 @@ def doctor(cli: Cli) -> int:
 
     \b
     Examples:
+      export SANDFLEET_REDIS_URL=redis://:PASSWORD@10.0.0.5:6379/0
       sandfleet doctor
-      sandfleet doctor --redis-url redis://:PASSWORD@10.0.0.5:6379/0
     """
     checks = list(examine(cli.settings()))
     failed = sum(check.status == "fail" for check in checks)
@@ -253,7 +253,8 @@ def _persistence(info: dict[str, str], save: str | None) -> Check:
     if save:
         return Check("redis persistence", "ok", "snapshots")
     advice = (
-        "after a restart of Redis, running operations are unknown and nodes announce anew; appendonly yes avoids it"
+        "after a restart of Redis, running operations are unknown and nodes announce anew; appendonly yes "
+        "(for the Redis of `sandfleet up`: --durable) avoids it"
     )
     return Check("redis persistence", "warn", "none" if save == "" else "unknown", advice)
 

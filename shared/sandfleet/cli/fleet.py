@@ -62,7 +62,8 @@ def scheduler(cli: Cli, loglevel: str) -> NoReturn:
 
     \b
     Examples:
-      sandfleet scheduler --redis-url redis://:PASSWORD@10.0.0.5:6379/0
+      export SANDFLEET_REDIS_URL=redis://:PASSWORD@10.0.0.5:6379/0
+      sandfleet scheduler
     """
     _become("sandfleet_scheduler", cli.settings(), ["--loglevel", loglevel])
 
@@ -83,7 +84,8 @@ def worker(cli: Cli, /, loglevel: str, backends: tuple[str, ...], labels: tuple[
 
     \b
     Examples:
-      sandfleet worker --redis-url redis://:PASSWORD@10.0.0.5:6379/0 --replicas 32
+      export SANDFLEET_REDIS_URL=redis://:PASSWORD@10.0.0.5:6379/0
+      sandfleet worker --replicas 32
       sandfleet worker --node-id gpu-1 --label gpu=yes --label zone=a
     """
     wrong = [label for label in labels if not re.fullmatch(r"[^=,]+=[^,]*", label)]
@@ -112,7 +114,8 @@ def flower(cli: Cli, address: str, port: int, flower_user: str | None) -> NoRetu
 
     \b
     Examples:
-      sandfleet flower --redis-url redis://:PASSWORD@10.0.0.5:6379/0
+      export SANDFLEET_REDIS_URL=redis://:PASSWORD@10.0.0.5:6379/0
+      sandfleet flower
     """
     check_flower()
     settings = cli.settings(flower_user=flower_user)

@@ -7,7 +7,6 @@ import fcntl
 import os
 import re
 import secrets
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandfleet.errors import ConfigError
+from sandfleet.trees import remove_tree
 
 __all__ = ["Found", "ThreadData", "data_id_of", "remove_run_dir", "remove_thread_data", "run_dirs", "thread_data"]
 
@@ -176,8 +176,7 @@ def remove_thread_data(found: ThreadData, data_root: Path, *, in_use: Callable[[
 
 def _remove(path: Path) -> None:
     try:
-        # By descriptors, following nothing.
-        shutil.rmtree(path)
+        remove_tree(path)
     except OSError as exc:
         raise ConfigError(
             f"{path} cannot be removed whole: {exc.strerror} ({exc.filename}); run this as the node's user",

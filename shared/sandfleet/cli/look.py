@@ -43,7 +43,8 @@ def ls(cli: Cli, thread: str | None, user: str | None, node: str | None) -> None
         # Asked for by node, the store gives what takes a place there; the lost are worth seeing too.
         found = [info for info in found if node is None or info.node_id == node]
         now_s = store.now_ms() / 1000
-    cli.show({"sandboxes": [asdict(info) for info in found]}, lambda: _show_sandboxes(found, now_s))
+    all_of_them = thread is None and user is None and node is None
+    cli.show({"sandboxes": [asdict(info) for info in found]}, lambda: _show_sandboxes(found, now_s, all_of_them))
 
 
 @fleet_command("nodes", short_help="List the nodes.")
@@ -99,7 +100,7 @@ def story(cli: Cli, key: str) -> None:
 # --- tables ------------------------------------------------------------------------------------
 
 
-def _show_sandboxes(found: list[SandboxInfo], now_s: float) -> None:
+def _show_sandboxes(found: list[SandboxInfo], now_s: float, all_of_them: bool) -> None:
     rows = [
         (
             info.sandbox_id,
@@ -116,7 +117,8 @@ def _show_sandboxes(found: list[SandboxInfo], now_s: float) -> None:
         for info in found
     ]
     columns = ("sandbox", "thread", "user", "state", "node", "backend", "age", "idle", "agents", "ops")
-    table(columns, rows, empty="No sandboxes. Make one: sandfleet exec --thread alice -- uname -a")
+    none = "No sandboxes. Make one: sandfleet exec --thread alice -- uname -a"
+    table(columns, rows, empty=none if all_of_them else "No such sandboxes; `sandfleet ls` lists all there are.")
 
 
 def _show_nodes(found: list[NodeView], line: int, now_s: float) -> None:

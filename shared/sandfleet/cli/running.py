@@ -45,7 +45,8 @@ class Announcement:
             running = find_running(run_root) or {}
             raise ConfigError(
                 f"a fleet of yours is running already (pid {running.get('pid', 'unknown')}); "
-                "`sandfleet nodes` shows it, Ctrl-C in its terminal ends it",
+                "`sandfleet nodes` shows it, Ctrl-C in its terminal ends it; one beside it "
+                "needs a SANDFLEET_RUN_ROOT and a --data-root of its own",
                 key="run_root",
             ) from None
 

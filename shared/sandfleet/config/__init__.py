@@ -13,6 +13,7 @@ seeds      DeerFlow's and AgentSDK's spellings
 layers     what one layer (the file, a profile) says
 loading    all sources together
 environ    settings as environment variables, and back
+urls       what is wrong with a URL, and how it may be shown
 showing    settings for people, secrets hidden; the file that ``config init`` writes
 reference  docs/configuration.md
 ========== ===========================================================================

@@ -24,6 +24,10 @@ __all__ = ["Item", "default_places", "find_file", "read_document", "read_file"]
 _MAX_BYTES = 256 * 1024
 _MAX_ITEMS = 5_000
 _MAX_DEPTH = 32
+#: What plain YAML is made of. A tag that somebody wrote asks for more.
+_TAGS = frozenset(
+    f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "value")
+)
 _INIT = "`sandfleet config init` writes one to begin with"
 
 
@@ -180,6 +184,9 @@ class _Reader:
             _refuse(self._path, f"holds more than {_MAX_ITEMS} values when its aliases are followed", line=line)
         if len(where) > _MAX_DEPTH:
             _refuse(self._path, f"is nested deeper than {_MAX_DEPTH} levels", line=line)
+        if node.tag not in _TAGS:
+            kind = node.tag.rpartition(":")[2]
+            _refuse(self._path, f"the tag {kind} of {_dotted(where)} means nothing here; take it out", line=line)
         if isinstance(node, yaml.MappingNode):
             return Item(self._mapping(node, where), line)
         if isinstance(node, yaml.SequenceNode):

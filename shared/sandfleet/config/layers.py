@@ -12,6 +12,7 @@ from sandfleet.config.document import Item
 from sandfleet.config.environ import from_text
 from sandfleet.config.found import Found, Layer, Notice, nearest
 from sandfleet.config.keys import Leaf, leaf_by_key, leaf_by_name
+from sandfleet.config.models import Mount
 from sandfleet.config.seeds import (
     ALIASES,
     FOREIGN_SECTIONS,
@@ -163,7 +164,7 @@ class _Reader:
             lenient = leaf.name == "environment"
             return {name: self._text(f"{key}.{name}", child, lenient) for name, child in item.value.items()}
         if leaf.shape == "mounts" and isinstance(item.value, list):
-            return [self._expand(f"{key}[{n}]", child) for n, child in enumerate(item.value)]
+            return [self._mount(f"{key}[{n}]", child) for n, child in enumerate(item.value)]
         if leaf.shape == "list" and isinstance(item.value, list):
             return [self._text(f"{key}[{n}]", child, False) for n, child in enumerate(item.value)]
         value = self._expand(key, item)
@@ -182,6 +183,14 @@ class _Reader:
         if leaf.takes_text and not isinstance(value, str):
             return item.text
         return self._local_path(value) if leaf.is_path and isinstance(value, str) else value
+
+    def _mount(self, key: str, item: Item) -> Any:
+        if not isinstance(item.value, dict):
+            raise self._wrong(key, item, "must be a mapping of host_path, container_path and read_only")
+        for name, child in item.value.items():
+            if name not in Mount.model_fields:
+                raise self._wrong(f"{key}.{name}", child, f"is no setting{nearest(name, Mount.model_fields)}")
+        return self._expand(key, item)
 
     def _text(self, key: str, item: Item, lenient: bool) -> str:
         """A value that is text whatever it looks like: `1.10` and `yes` stay as they are written."""

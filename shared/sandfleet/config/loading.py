@@ -30,6 +30,7 @@ log = logging.getLogger("sandfleet.config")
 
 _PROFILE = ENV_PREFIX + "ENV"
 _LOCAL_BACKENDS = ("local", "host", "mock")
+_NOTHING_INHERITED = "sandboxes have no variable of this process unless `env_inherit` names it, and it names none"
 _told: set[str] = set()
 _told_lock = threading.Lock()
 
@@ -64,9 +65,13 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     *,
     config: str | os.PathLike[str] | None = None,
+    log_notices: bool = True,
     **given: Any,
 ) -> Loaded:
     """What `Settings.load` gives, with the source of every setting and the notices.
+
+    Args:
+        log_notices: Log them, each once per process; False leaves it to the caller to show them.
 
     Raises:
         ConfigError: As there.
@@ -78,10 +83,12 @@ def load_settings(
     layers += [_understood(_environment(environ)), _understood(_arguments(given))]
     found, notices = _merged(layers)
     _choose_backend(found, notices)
+    _keep_held(found, notices)
     _inherit(found, environ, notices)
     settings = _validated(found)
     notices += _without_effect(settings, found)
-    _tell(notices)
+    if log_notices:
+        _tell(notices)
     return Loaded(settings, found, tuple(notices), path, profile)
 
 
@@ -210,6 +217,17 @@ def _choose_backend(found: dict[str, Found], notices: list[Notice]) -> None:
         notices.append(Notice(url.key, f"provisioner_url has no effect: the backend is {named.value}, by {named.key}"))
 
 
+def _keep_held(found: dict[str, Found], notices: list[Notice]) -> None:
+    """The seeds' one `idle_timeout` counts for what is held too: nothing held may end earlier than it says."""
+    said = found.get("idle_timeout_s")
+    if said is None or not said.key.endswith(".idle_timeout") or "active_idle_timeout_s" in found:
+        return
+    default = leaf_by_name()["active_idle_timeout_s"].default()
+    if isinstance(said.value, int | float) and (said.value == 0 or said.value > default):
+        found["active_idle_timeout_s"] = said
+        notices.append(Notice(said.key, f"counts for held sandboxes too: `active_idle_timeout_s: {said.value:g}`"))
+
+
 def _inherit(found: dict[str, Found], environ: Mapping[str, str], notices: list[Notice]) -> None:
     wanted = found.get("env_inherit")
     if wanted is None or not isinstance(wanted.value, list | tuple):
@@ -237,11 +255,13 @@ def _names(found: Found | None) -> list[str]:
 
 
 def _without_effect(settings: Settings, found: Mapping[str, Found]) -> list[Notice]:
-    """A word for every setting that was given and that the chosen backend does not read."""
+    """A word for every setting that was given and that nothing here reads."""
     notices = []
     for leaf in leaves():
         said = found.get(leaf.name)
-        if said is None or said.line is None or leaf.used_by is None or not leaf.of(settings):
+        value = leaf.of(settings)
+        # The environment of a child has every setting, the defaults too.
+        if said is None or leaf.used_by is None or not value or (said.line is None and value == leaf.default()):
             continue
         if not leaf.used_by:
             text = f"`{said.key}` is checked but not enforced by this version"
@@ -250,7 +270,27 @@ def _without_effect(settings: Settings, found: Mapping[str, Found]) -> list[Noti
             readers = ", ".join(leaf.used_by)
             text = f"`{said.key}` has no effect with the backend {settings.backend}; it is for {readers}"
             notices.append(Notice(said.key, text, warning=leaf.name.endswith(("_bytes", "cpus", "network_mode"))))
-    return notices
+    return notices + _without_their_other_half(settings, found)
+
+
+def _without_their_other_half(settings: Settings, found: Mapping[str, Found]) -> list[Notice]:
+    """The same for settings that need another one beside them."""
+    offered = (settings.backend, *settings.offered)
+    reasons = {
+        "allow_host_bash": settings.allow_host_bash
+        and "host" not in offered
+        and f"sandboxes of the backend {settings.backend} run commands anyway; `backend: host` is the host mode",
+        "env_whitelist": settings.env_whitelist and not settings.env_inherit and _NOTHING_INHERITED,
+        "env_blacklist": settings.env_blacklist and not settings.env_inherit and _NOTHING_INHERITED,
+        "overflow_policy": settings.overflow_policy == "burst"
+        and not settings.burst_limit
+        and "`burst` is as good as `wait` where nodes have no `burst_limit`, and it is 0 here",
+    }
+    return [
+        Notice(found[name].key, why if name == "overflow_policy" else f"`{found[name].key}` has no effect: {why}")
+        for name, why in reasons.items()
+        if why and name in found
+    ]
 
 
 # --- the result --------------------------------------------------------------------------------

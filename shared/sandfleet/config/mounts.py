@@ -16,6 +16,7 @@ __all__ = [
     "RESERVED_PREFIXES",
     "check_container_path",
     "check_host_path",
+    "check_local_mounts",
     "check_mounts",
     "check_mounts_exist",
     "mount_conflict",
@@ -25,6 +26,13 @@ __all__ = [
 RESERVED_PREFIXES = ("/mnt/user-data", "/mnt/acp-workspace", "/proc", "/sys", "/dev", "/.sandfleet")
 #: A second name of the thread's working directory: it may not be replaced, but a mount may lie in it.
 _WORKSPACE_ALIAS = "/workspace"
+#: Where local sandboxes have the system's own files, or links: no mount may be or lie there.
+LOCAL_SYSTEM = (
+    "/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/workspace", "/var/tmp", "/var/run",
+)  # fmt: skip
+#: Where they have directories of their own: no mount may be there.
+LOCAL_OWN = ("/tmp", "/run", "/var")
+_LOCAL_BACKENDS = frozenset({"local", "host"})
 
 
 class MountLike(Protocol):
@@ -55,10 +63,12 @@ def check_container_path(path: str) -> str:
     """The path without a slash at its end, when it is absolute and plain.
 
     Raises:
-        ValueError: It is relative, or has ``.``, ``..``, ``//``, a NUL or a backslash in it.
+        ValueError: It is relative, or has ``.``, ``..``, ``//``, a NUL, a line break or a backslash in it.
     """
     if "\0" in path or "\\" in path:
         raise ValueError("must not contain a NUL or a backslash")
+    if not path.isprintable():
+        raise ValueError("must not contain line breaks or other control characters")
     if not path.startswith("/"):
         raise ValueError("must be an absolute path in the sandbox")
     plain = path.rstrip("/") or "/"
@@ -70,20 +80,31 @@ def check_container_path(path: str) -> str:
 
 def mount_conflict(container_path: str, skills_container_path: str = "/mnt/skills") -> str | None:
     """The reserved path that a mount there would be, lie in or hide; None when there is none."""
+    reserved = _touched(container_path, (*RESERVED_PREFIXES, skills_container_path))
+    return _WORKSPACE_ALIAS if reserved is None and container_path == _WORKSPACE_ALIAS else reserved
+
+
+def _touched(container_path: str, prefixes: Iterable[str]) -> str | None:
     path = PurePosixPath(container_path)
-    for reserved in (*RESERVED_PREFIXES, skills_container_path):
-        taken = PurePosixPath(reserved)
+    for prefix in prefixes:
+        taken = PurePosixPath(prefix)
         if path.is_relative_to(taken) or taken.is_relative_to(path):
-            return reserved
-    return _WORKSPACE_ALIAS if container_path == _WORKSPACE_ALIAS else None
+            return prefix
+    return None
 
 
 def check_mounts(mounts: Iterable[MountLike], skills_container_path: str = "/mnt/skills") -> None:
     """Nothing, when all of them may stand together.
 
     Raises:
-        ConfigError: One is at a reserved path or at another's; the message names it.
+        ConfigError: One, or the skills, are at a reserved path or at another's; the message names it.
     """
+    reserved = _touched(skills_container_path, (*RESERVED_PREFIXES, _WORKSPACE_ALIAS))
+    if reserved is not None:
+        raise ConfigError(
+            f"skills.container_path: {skills_container_path} cannot be used, {reserved} is reserved",
+            key="skills_container_path",
+        )
     seen: dict[str, int] = {}
     for number, mount in enumerate(mounts):
         reserved = mount_conflict(mount.container_path, skills_container_path)
@@ -103,6 +124,29 @@ def check_mounts(mounts: Iterable[MountLike], skills_container_path: str = "/mnt
                 container_path=mount.container_path,
             )
         seen[mount.container_path] = number
+
+
+def check_local_mounts(
+    mounts: Iterable[MountLike], skills_container_path: str = "/mnt/skills", offered: Iterable[str] = ("local",)
+) -> None:
+    """Nothing, when sandboxes of the backends ``local`` and ``host`` can have all of them, or none is ``offered``.
+
+    Raises:
+        ConfigError: One lies where such a sandbox has files of its own; the message names it.
+    """
+    if _LOCAL_BACKENDS.isdisjoint(offered):
+        return
+    named = [(f"mounts[{number}]", mount.container_path, "mounts") for number, mount in enumerate(mounts)]
+    for name, target, key in [*named, ("skills.container_path", skills_container_path, "skills_container_path")]:
+        inside = (prefix for prefix in LOCAL_SYSTEM if PurePosixPath(target).is_relative_to(prefix))
+        taken = next(inside, target if target in LOCAL_OWN else None)
+        if taken is not None:
+            raise ConfigError(
+                f"{name}: {target} cannot be used, local sandboxes need {taken} themselves; "
+                "choose a path of its own, such as /mnt/my-project",
+                key=key,
+                container_path=target,
+            )
 
 
 def check_mounts_exist(mounts: Iterable[MountLike], skills_path: Path | None = None) -> None:

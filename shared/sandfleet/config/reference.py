@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from sandfleet.config.keys import SECTIONS, Leaf, leaf_by_name, leaves
-from sandfleet.config.mounts import RESERVED_PREFIXES
+from sandfleet.config.mounts import LOCAL_OWN, LOCAL_SYSTEM, RESERVED_PREFIXES
 from sandfleet.config.seeds import ALIASES, CLASSES, FOREIGN_SECTIONS, KINDS, NO_EFFECT, TOOLS_LIST
 from sandfleet.config.showing import about, default_text
 
@@ -32,9 +32,13 @@ The first that says something wins:
 **The file** is the one that `--config FILE` or `SANDFLEET_CONFIG` names, else `./sandfleet.yaml`, else
 `~/.config/sandfleet/config.yaml` (`$XDG_CONFIG_HOME`), else there is none. A file that was found, not named, must
 belong to you or to root and not be writable by everybody. `SANDFLEET_CONFIG=/dev/null` means no file. One file serves
-clients, schedulers and nodes; each takes what concerns it. `sandfleet up` hands its settings on to what it starts.
+clients, schedulers and nodes; each takes what concerns it. `sandfleet up` hands its settings on to what it starts; a
+command in another terminal and an agent find its Redis, but deadlines, `environment`, `overflow_policy` and the
+limits of
+tools belong to who asks: give them the same file.
 
-**Errors** name the file, the line, the key and the nearest valid one: an unknown key, a wrong value, a key given twice
+**Errors** name the file, the line, the key and the nearest valid one: an unknown key, a wrong value, a key given
+twice
 or under two names, an empty file, a directory, a file that is not UTF-8 or not YAML. They are `ConfigError`
 (code `config_invalid`), and exit code 2 of the command line.
 
@@ -43,12 +47,17 @@ or under two names, an empty file, a directory, a file that is not UTF-8 or not 
 
 ## Variables: `$NAME`
 
-A value that is a whole `$NAME` or `${NAME}` is taken from the environment. A variable that is not set is an error that
+A value that is a whole `$NAME` or `${NAME}` is taken from the environment. A variable that is not set is an error
+that
 names key and variable, except below `environment:`: there the value is empty and a warning says so, because nodes and
 schedulers read the same file and need not hold the secrets of its clients. `$$` at the beginning stands for a plain
-`$`; elsewhere in a value `$` is nothing special. `env_inherit` copies variables by name into `environment`, where what
-stands there explicitly wins; `env_whitelist` and `env_blacklist` restrict what it may copy. Values of `environment` are
-never shown or logged.
+`$`; elsewhere in a value `$` is nothing special. `env_inherit` copies variables by name into `environment`, where
+what
+stands there explicitly wins; `env_whitelist` and `env_blacklist` restrict what it may copy. Values of
+`environment` are
+never shown or logged; Redis holds them for as long as the sandbox lives. A sandbox has the `environment` with
+which it was
+made: a change reaches a thread with its next sandbox.
 
 ## Profiles
 
@@ -78,8 +87,12 @@ sandbox:
 ```
 
 `host_path` is absolute and must be a directory on the node when it starts; a missing one is an error that names the
-mount. `container_path` is absolute and plain. It may not be, lie in or hide {reserved} or `skills.container_path`, nor
-be `/workspace`, nor be given twice.
+mount. Under a worker that runs as root, local sandboxes have uids of their own: what they are to write to must be
+writable by others, whatever `read_only` says. `container_path` is absolute and plain. It may not be, lie in or
+hide {reserved} or `skills.container_path`, nor
+be `/workspace`, nor be given twice. Nodes with `local` or `host` sandboxes also refuse paths in {system}, and the
+directories {own} themselves; `sandfleet config check` tells. A mount may lie in another one where that has a
+directory.
 
 ## Settings
 """
@@ -110,7 +123,8 @@ own. |
 as before; switch the gate on when yours reads first. |
 
 Mounts at reserved or missing paths are errors here, where DeerFlow warns and leaves them out. `$NAME` without a value
-is an error as there, but for `environment`. `acquire_timeout`, `idle_timeout`, `bash_command_timeout` and the limits of
+is an error as there, but for `environment`. `acquire_timeout`, `idle_timeout`, `bash_command_timeout` and the
+limits of
 output keep DeerFlow's defaults.
 """
 
@@ -120,7 +134,8 @@ A `config.yaml` of DeerFlow, and AgentSDK's configuration written as YAML, load 
 another way than it may have been meant is logged once, and listed by `sandfleet config check`.
 """
 _CLASS_PATHS = """\
-`sandbox.use` of DeerFlow names a class. Those of DeerFlow itself, under `deerflow…` or `src…`, stand for a backend; a \
+`sandbox.use` of DeerFlow names a class. Those of DeerFlow itself, under `deerflow…` or `src…`, stand for a
+backend; a \
 `backend:` beside it wins. Any other `package.module:Class` is imported by `get_sandbox_provider()` and must derive \
 from `sandfleet.SandboxProvider`; further keys below `sandbox:` are then left to it. A non-empty `provisioner_url` \
 turns `aio` into `kubernetes`.
@@ -129,8 +144,10 @@ turns `aio` into `kubernetes`.
 
 def page() -> str:
     """The whole page."""
-    reserved = ", ".join(f"`{path}`" for path in RESERVED_PREFIXES)
-    parts = [_HEAD.replace("{reserved}", reserved)]
+    head = _HEAD
+    for name, paths in (("{reserved}", RESERVED_PREFIXES), ("{system}", LOCAL_SYSTEM), ("{own}", LOCAL_OWN)):
+        head = head.replace(name, ", ".join(f"`{path}`" for path in paths))
+    parts = [head]
     parts += [_section(name, told) for name, told in _sections()]
     parts += [_elsewhere(), _understood(), _DIFFERENCES]
     return "\n".join(parts)

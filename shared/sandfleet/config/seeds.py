@@ -46,9 +46,11 @@ def _mib(value: Any) -> Any:
     return int(float(value) * _MIB)
 
 
+_HELD_TOO = "0, or more than the default of `active_idle_timeout_s`, counts for that too, if it is not given"
+
 #: Key -> the setting it means. DeerFlow's first, then the documents' `aio_sandbox` block, then AgentSDK's `config`.
 ALIASES: dict[str, Alias] = {
-    "sandbox.idle_timeout": Alias("idle_timeout_s"),
+    "sandbox.idle_timeout": Alias("idle_timeout_s", told=_HELD_TOO),
     "sandbox.acquire_timeout": Alias("acquire_timeout_s"),
     "sandbox.bash_command_timeout": Alias("command_timeout_s"),
     "sandbox.aio_sandbox.host": Alias("docker_host"),
@@ -58,7 +60,7 @@ ALIASES: dict[str, Alias] = {
     "sandbox.aio_sandbox.provisioner_url": Alias("provisioner_url"),
     "sandbox.aio_sandbox.kubeconfig_path": Alias("kubeconfig_path"),
     "sandbox.config.timeout": Alias("command_timeout_s"),
-    "sandbox.config.idle_timeout": Alias("idle_timeout_s"),
+    "sandbox.config.idle_timeout": Alias("idle_timeout_s", told=_HELD_TOO),
     "sandbox.config.auto_destroy": Alias("destroy_on_release"),
     "sandbox.config.image": Alias("image"),
     "sandbox.config.image_pull_policy": Alias("image_pull_policy"),

@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from sandfleet.config.models import CloudSettings, ContainerSettings, GuardSettings, Mount
 from sandfleet.config.mounts import check_container_path, check_mounts
+from sandfleet.config.urls import redis_url_problem
 from sandfleet.errors import ConfigError
+from sandfleet.ids import check_node_id
 
 __all__ = ["INLINE_BYTES", "Mount", "Settings"]
 
@@ -118,7 +120,7 @@ class Settings(BaseModel):
     environment: Mapping[Variable, str] = Field(
         default_factory=dict,
         repr=False,
-        description="Environment of every command in the sandboxes asked for; never shown.",
+        description="Environment of every command in the sandboxes that this process has made; never shown.",
     )
     env_inherit: tuple[Variable, ...] = Field(
         default=(), description="Variables of this process copied into `environment` when settings are loaded."
@@ -165,9 +167,24 @@ class Settings(BaseModel):
     @field_validator("redis_url")
     @classmethod
     def _redis_url(cls, url: str) -> str:
-        if not url.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("must start with redis://, rediss:// or unix://")
+        problem = redis_url_problem(url)
+        if problem:
+            raise ValueError(problem)
         return url
+
+    @field_validator("node_id")
+    @classmethod
+    def _node_id(cls, node_id: str | None) -> str | None:
+        return None if node_id is None else check_node_id(node_id)
+
+    @field_validator("metrics_address")
+    @classmethod
+    def _metrics_address(cls, address: str) -> str:
+        if address:
+            from sandfleet.metrics import parse_address  # noqa: PLC0415  (an HTTP server, which few processes need)
+
+            parse_address(address)
+        return address
 
     @field_validator("skills_container_path")
     @classmethod

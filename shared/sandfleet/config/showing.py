@@ -6,17 +6,16 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel
 
 from sandfleet.config.keys import SECTIONS, Leaf, leaves
 from sandfleet.config.loading import Loaded
+from sandfleet.config.urls import HIDDEN, scrubbed
 
 __all__ = ["HIDDEN", "as_document", "as_yaml", "default_text", "scrubbed", "starter"]
 
-HIDDEN = "(hidden)"
 _COLUMN = 46
 #: Defaults that differ from machine to machine, as they are told.
 _DEFAULTS = {
@@ -38,20 +37,6 @@ _TAIL = """\
 #     sandbox:
 #       replicas: 2
 """
-
-
-def scrubbed(url: str) -> str:
-    """The URL without credentials and without the values behind its question mark."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return HIDDEN
-    if "@" not in parts.netloc and not parts.query and not parts.fragment:
-        return url
-    place = parts.netloc.rpartition("@")[2]
-    if "@" in parts.netloc:
-        place = f"***@{place}"
-    return parts._replace(netloc=place, query="***" if parts.query else "", fragment="").geturl()
 
 
 def as_document(loaded: Loaded) -> dict[str, Any]:

@@ -223,11 +223,14 @@ class Store(Line, Exchange, Collecting):
         """Answer every parked waiter of the thread with an error (no capacity, no home…); how many there were."""
 
     @abstractmethod
-    def adopt(self, identity: Identity, spec: SandboxSpec, route: Route, *, data_id: str) -> bool:
+    def adopt(self, identity: Identity, spec: SandboxSpec, route: Route, *, data_id: str, age_s: float = 0.0) -> bool:
         """A node re-announces a sandbox it holds after the store lost its data (or under a new incarnation): live
         again if nothing newer is known of the thread (epoch ≤ route.epoch). Never refused for want of a place: it runs,
         and somebody may be in it; while the store recovers it counts as in use for a minute, until those who are in
         it renew their holds. False: somebody newer owns it or it is being removed, destroy it.
+
+        Args:
+            age_s: For how long it has existed, for a store that does not know any more.
 
         Raises:
             LeaseLost: The incarnation does not hold its node's lease; announce first (nothing is to be destroyed).

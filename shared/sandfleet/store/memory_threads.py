@@ -146,10 +146,19 @@ class MemoryThreads(MemorySteps, Store):
                     warm.append((since, sandbox_id))
         return held, min(warm)[1] if warm and not leaving else ""
 
-    def _own(self, identity: Identity, spec: SandboxSpec, route: Route, data_id: str, state: SandboxState) -> None:
+    def _own(
+        self,
+        identity: Identity,
+        spec: SandboxSpec,
+        route: Route,
+        data_id: str,
+        state: SandboxState,
+        *,
+        age_ms: int = 0,
+    ) -> None:
         now, digest, sandbox_id = self._now(), identity.digest, route.sandbox_id
         before = self._sandboxes.get(sandbox_id)
-        created = before.created_ms if before else now
+        created = before.created_ms if before else now - age_ms
         self._threads.put(digest, Thread(sandbox_id, data_id, route.epoch), KEEP_MS)
         self._ids.put(sandbox_id, digest, KEEP_MS)
         sandbox = Sandbox(digest, identity.thread_id, identity.user_id, spec.backend, state, route, created, now)
@@ -193,7 +202,7 @@ class MemoryThreads(MemorySteps, Store):
         with self._lock:
             return self._fail_waiters(identity.digest, error)
 
-    def adopt(self, identity: Identity, spec: SandboxSpec, route: Route, *, data_id: str) -> bool:
+    def adopt(self, identity: Identity, spec: SandboxSpec, route: Route, *, data_id: str, age_s: float = 0.0) -> bool:
         with self._lock:
             node, digest = self._nodes.get(route.node_id), identity.digest
             held = self._leases.get(route.node_id)
@@ -217,7 +226,7 @@ class MemoryThreads(MemorySteps, Store):
                     return True
             if old is not None and not same:
                 self._forget(old.route)
-            self._own(identity, spec, route, data_id, SandboxState.LIVE)
+            self._own(identity, spec, route, data_id, SandboxState.LIVE, age_ms=max(0, round(age_s * 1000)))
             self._take_place(route.sandbox_id, route.node_id, identity.user_id, math.inf)
             self._warm[route.node_id].pop(route.sandbox_id, None)
             self._grant_waiters(digest, route, new=False)

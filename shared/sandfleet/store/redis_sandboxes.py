@@ -101,7 +101,7 @@ class SandboxesMixin(Store):
     def answer_waiters(self, identity: Identity, error: Mapping[str, Any]) -> int:
         return int(self._link.run(_ANSWER, identity.digest, wire_error(error)))
 
-    def adopt(self, identity: Identity, spec: SandboxSpec, route: Route, *, data_id: str) -> bool:
+    def adopt(self, identity: Identity, spec: SandboxSpec, route: Route, *, data_id: str, age_s: float = 0.0) -> bool:
         answer = self._link.run(
             _ADOPT,
             identity.digest,
@@ -114,6 +114,7 @@ class SandboxesMixin(Store):
             route.incarnation,
             str(route.epoch),
             data_id,
+            max(0, round(age_s * 1000)),
         )
         if answer == "no_lease":
             raise LeaseLost(

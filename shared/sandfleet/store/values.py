@@ -143,7 +143,7 @@ class Swept:
     """A live sandbox as its node's upkeep sees it.
 
     Attributes:
-        created_ms: Since when it exists; since its adoption, if the store lost its data meanwhile.
+        created_ms: Since when it exists.
         used_ms: When somebody last came, left, or began or ended an operation.
         warm_since_ms: Since when nobody is in it; None while somebody is.
         busy: An unexpired operation is in it.

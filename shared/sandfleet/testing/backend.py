@@ -221,8 +221,15 @@ class MockConnection(Connection):
         )
 
     def _str_replace(self, args: Mapping[str, Any], _content: bytes | None) -> Completion:
-        old, new = args["old"], args["new"]
-        return Completion(self.files.replace(args["path"], old, new, every=args.get("replace_all", False)))
+        return Completion(
+            self.files.replace(
+                args["path"],
+                args["old"],
+                args["new"],
+                every=args.get("replace_all", False),
+                if_digest=args.get("if_digest"),
+            )
+        )
 
     def _list_dir(self, args: Mapping[str, Any], _content: bytes | None) -> Completion:
         return Completion(self.files.list(args["path"], args.get("max_depth", 2), args.get("max_entries", 10_000)))

@@ -76,6 +76,20 @@ class TextContract:
             assert world.code(files, "str_replace", path="f", old="a", new="b") == "binary_file"
             assert world.read(files, "f") == raw
 
+    def test_if_digest_edits_only_what_was_read(self, world: World, files: Connection) -> None:
+        first = world.value(files, "write_file", b"a\nb\n", path="f")["digest"]
+        # Whether the text occurs in another version is not told.
+        for old, stale in (("a", ""), ("a", "0" * 64), ("z", "0" * 64)):
+            code = world.code(files, "str_replace", path="f", old=old, new="c", if_digest=stale)
+            assert code == "digest_mismatch"
+        assert world.read(files, "f") == b"a\nb\n"
+        assert world.code(files, "str_replace", path="f", old="z", new="c", if_digest=first) == "no_match"
+        second = world.value(files, "str_replace", path="f", old="a", new="c", if_digest=first.upper())["digest"]
+        assert world.code(files, "str_replace", path="f", old="c", new="d", if_digest=first) == "digest_mismatch"
+        assert world.value(files, "str_replace", path="f", old="c", new="d", if_digest=second)["count"] == 1
+        assert world.read(files, "f") == b"d\nb\n"
+        assert world.code(files, "str_replace", path="none", old="a", new="b", if_digest=first) == "path_not_found"
+
     def test_a_part_of_a_file_is_read_by_its_offset(self, world: World, files: Connection) -> None:
         world.value(files, "write_file", b"0123456789", path="f")
         part = world.do(files, "read_file", path="f", offset=3, max_bytes=4)

@@ -176,11 +176,13 @@ class MemoryFiles:
         told = not append or if_digest is not None or max(len(node.data), len(data)) <= _DIGESTED_APPEND
         return {"size": len(node.data), "digest": _digest(node.data) if told else None}
 
-    def replace(self, path: str, old: str, new: str, *, every: bool) -> dict[str, Any]:
+    def replace(self, path: str, old: str, new: str, *, every: bool, if_digest: str | None = None) -> dict[str, Any]:
         """The value of str_replace."""
         if posixpath.basename(path) in ("", ".", ".."):
             raise IsDirectory("Is a directory", path=path)
         node = self._file(path)
+        if if_digest is not None and _digest(node.data or b"") != if_digest.lower():
+            raise DigestMismatch("the file has changed", path=path, digest=_digest(node.data or b""))
         count, node.data = replaced(node.data or b"", old, new, path, every=every)
         node.modified_at = time.time()
         return {"count": count, "digest": _digest(node.data)}

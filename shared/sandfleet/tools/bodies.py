@@ -19,6 +19,7 @@ from sandfleet.errors import (
     InvalidPattern,
     NoMatch,
     NotRegularFile,
+    NotSupported,
 )
 from sandfleet.tools import arguments as given
 from sandfleet.tools.effects import Effects
@@ -195,7 +196,7 @@ def read_file(call: ToolCall, args: given.ReadFileArguments) -> Effects[str]:
     most = limit if limit > 0 else None
     try:
         read = yield from call.on("read_text", args.path, start, end, max_chars=most)
-    except AttributeError as exc:
+    except (AttributeError, NotSupported) as exc:
         if not lacks(exc, "read_text"):
             raise
         read = text_read((yield from call.on("read_file", args.path)), start, end, most)
@@ -251,17 +252,17 @@ def str_replace(call: ToolCall, args: given.StrReplaceArguments) -> Effects[str]
         )
     state = call.runtime.state
     yield from call.lock(args.path)
-    if call.settings.read_before_write:
-        now = yield from call.on("read_text", args.path, 1, 1, max_chars=1)
-        if now.digest is None or now.digest != digest_read(state, args.path):
-            forget_read(state, args.path)
-            return blocked_text("str_replace", args.path)
+    # What was never read has no digest that fits, so only a file that is not there gets as far as its own error.
+    rule = {"if_digest": digest_read(state, args.path) or ""} if call.settings.read_before_write else {}
     try:
-        yield from _replace(call, args)
+        yield from _replace(call, args, rule)
     except AmbiguousMatch as exc:
         return _several(args.path, exc)
+    except DigestMismatch:
+        forget_read(state, args.path)
+        return blocked_text("str_replace", args.path)
     except (FileError, NoMatch):
-        raise
+        raise  # nothing was written, so what was read is still current
     except Exception:
         forget_read(state, args.path)
         raise
@@ -269,11 +270,12 @@ def str_replace(call: ToolCall, args: given.StrReplaceArguments) -> Effects[str]
     return "OK"
 
 
-def _replace(call: ToolCall, args: given.StrReplaceArguments) -> Effects[None]:
+def _replace(call: ToolCall, args: given.StrReplaceArguments, rule: Mapping[str, str]) -> Effects[None]:
     try:
-        yield from call.on("str_replace", args.path, args.old_str, args.new_str, replace_all=args.replace_all)
-    except AttributeError as exc:
-        if not lacks(exc, "str_replace"):
+        yield from call.on("str_replace", args.path, args.old_str, args.new_str, replace_all=args.replace_all, **rule)
+    except (AttributeError, NotSupported) as exc:
+        # Without the method there is no comparing in the same step either: the gate stays closed.
+        if rule or not lacks(exc, "str_replace"):
             raise
         # Read, change and write back: nobody else does so meanwhile, for the file's lock is held.
         text = yield from call.on("read_file", args.path)

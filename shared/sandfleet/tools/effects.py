@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 from sandfleet.aio import AsyncSandboxProvider
 from sandfleet.errors import SandboxNotFound
-from sandfleet.provider import SandboxProvider
 from sandfleet.tools.locks import FileOperationLock, get_file_operation_lock
+from sandfleet.tools.plain import taken
+from sandfleet.tools.runtime import is_ours
 
 __all__ = ["Blocking", "Effect", "Effects", "Looping", "carry_out", "carry_out_async"]
 
@@ -38,6 +39,7 @@ class Blocking:
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider
+        self._ours = is_ours(provider)
         self._locks: list[FileOperationLock] = []
 
     def acquire(self, thread_id: str, user_id: str | None) -> str:
@@ -50,7 +52,8 @@ class Blocking:
 
     def call(self, sandbox_id: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call a method of the sandbox."""
-        return getattr(_handle(self._provider, sandbox_id), method)(*args, **kwargs)
+        called = getattr(_handle(self._provider, sandbox_id), method)
+        return called(*args, **(kwargs if self._ours else taken(called, kwargs)))
 
     def lock(self, sandbox_id: str, path: str) -> None:
         """Hold the file's lock until the tool is done."""
@@ -73,7 +76,7 @@ class Looping:
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider
-        self._twin = AsyncSandboxProvider.over(provider) if isinstance(provider, SandboxProvider) else None
+        self._twin = AsyncSandboxProvider.over(provider) if is_ours(provider) else None
         self._locks: list[FileOperationLock] = []
 
     async def acquire(self, thread_id: str, user_id: str | None) -> str:
@@ -92,8 +95,8 @@ class Looping:
     async def call(self, sandbox_id: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call a method of the sandbox."""
         if self._twin is None:
-            sandbox = _handle(self._provider, sandbox_id)
-            return await asyncio.to_thread(getattr(sandbox, method), *args, **kwargs)
+            called = getattr(_handle(self._provider, sandbox_id), method)
+            return await asyncio.to_thread(called, *args, **taken(called, kwargs))
         return await getattr(_handle(self._twin, sandbox_id), method)(*args, **kwargs)
 
     async def lock(self, sandbox_id: str, path: str) -> None:

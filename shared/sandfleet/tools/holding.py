@@ -18,10 +18,9 @@ from sandfleet.errors import (
     SandboxStopping,
     SandfleetError,
 )
-from sandfleet.provider import SandboxProvider
 from sandfleet.tools.effects import Effect, Effects, carry_out, carry_out_async
 from sandfleet.tools.failures import InitFailed
-from sandfleet.tools.runtime import Runtime, provider_of, settings_of, thread_of
+from sandfleet.tools.runtime import Runtime, is_ours, is_set_up, provider_of, settings_of, thread_of
 
 __all__ = ["ToolCall", "ensure", "ensure_sandbox_initialized", "ensure_sandbox_initialized_async", "let_go"]
 
@@ -98,7 +97,7 @@ class ToolCall:
         sandbox_id = _state_id(self.runtime)
         if sandbox_id is None or self.provider.get(sandbox_id) is None:
             return None
-        held = not isinstance(self.provider, SandboxProvider) or sandbox_id in self.provider._client().holds
+        held = not is_ours(self.provider) or sandbox_id in self.provider._client().holds
         return sandbox_id if held else None
 
     def keep(self, sandbox_id: str) -> None:
@@ -141,7 +140,7 @@ class ToolCall:
         thread its own runtime names.
         """
         sandbox_id = _state_id(self.runtime)
-        if sandbox_id is not None and isinstance(self.provider, SandboxProvider):
+        if sandbox_id is not None and is_set_up(self.provider):
             known = self.provider._target(sandbox_id).identity
             if known is not None:
                 return known.thread_id, known.user_id
@@ -245,7 +244,7 @@ def _of(hold: _Hold) -> tuple[str, int | None]:
 
 
 def _epoch(provider: Any, sandbox_id: str) -> int | None:
-    if not isinstance(provider, SandboxProvider):
+    if not is_set_up(provider):
         return None
     route = provider._target(sandbox_id).route
     return route.epoch if route is not None else None
@@ -288,6 +287,6 @@ async def ensure_sandbox_initialized_async(runtime: Runtime, *, provider: Any = 
         sandbox_id = await carry_out_async(ensure(call), call.provider)
     except InitFailed as exc:
         raise exc.__cause__ or exc from None
-    if isinstance(call.provider, SandboxProvider):
+    if is_ours(call.provider):
         return AsyncSandboxProvider.over(call.provider).get(sandbox_id)
     return call.provider.get(sandbox_id)

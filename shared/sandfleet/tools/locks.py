@@ -11,7 +11,7 @@ import time
 from types import TracebackType
 from typing import Any, Protocol
 
-from sandfleet.errors import Busy, SandfleetError
+from sandfleet.errors import Busy, NotSupported, SandfleetError
 from sandfleet.ids import new_token
 from sandfleet.tools.paths import normalise
 
@@ -225,7 +225,10 @@ def get_file_operation_lock(sandbox: Any, path: str) -> FileOperationLock:
 
 
 def _locks_of(sandbox: Any) -> _Locks:
-    provider: Any = getattr(sandbox, "_provider", None)
+    try:
+        provider: Any = getattr(sandbox, "_provider", None)
+    except NotSupported:  # a `Sandbox` with operations of its own
+        provider = None
     provider = getattr(provider, "_sync", provider)
     client = provider._client() if hasattr(provider, "_client") else None
     store: _Locks | None = getattr(client, "store", None)

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from sandfleet.errors import AmbiguousMatch, NoMatch
+from sandfleet.errors import AmbiguousMatch, NoMatch, NotSupported
 from sandfleet.model import TextRead
 
-__all__ = ["lacks", "replaced", "text_read"]
+__all__ = ["lacks", "replaced", "taken", "text_read"]
 
 _LINES_NAMED = 20
 
 
-def lacks(error: AttributeError, method: str) -> bool:
+def lacks(error: AttributeError | NotSupported, method: str) -> bool:
     """Whether the error says that a sandbox has no such method (and not that the method itself went wrong)."""
-    return error.name == method
+    return isinstance(error, NotSupported) or error.name == method
+
+
+def taken(method: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments without a timeout where the method takes none: a sandbox of one's own has its own limit then.
+
+    Nothing else is left out: a command without its environment would be another command.
+    """
+    parameters = inspect.signature(method).parameters.values()
+    if any(each.name == "timeout" or each.kind is each.VAR_KEYWORD for each in parameters):
+        return dict(kwargs)
+    return {name: value for name, value in kwargs.items() if name != "timeout"}
 
 
 def text_read(text: str, start_line: int | None, end_line: int | None, max_chars: int | None) -> TextRead:

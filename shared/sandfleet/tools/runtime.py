@@ -10,7 +10,9 @@ from sandfleet.config import Settings
 from sandfleet.errors import InvalidArgument
 from sandfleet.provider import SandboxProvider, get_sandbox_provider
 
-__all__ = ["Runtime", "ToolRuntime", "provider_of", "settings_of", "thread_of"]
+__all__ = ["Runtime", "ToolRuntime", "is_ours", "is_set_up", "provider_of", "settings_of", "thread_of"]
+
+_SEED_METHODS = ("acquire", "get", "release")
 
 
 @runtime_checkable
@@ -85,9 +87,22 @@ def settings_of(provider: Any, bound: Settings | None = None) -> Settings:
     return settings if isinstance(settings, Settings) else Settings()
 
 
+def is_set_up(provider: Any) -> bool:
+    """Whether it is a `SandboxProvider` that knows its sandboxes; a class written for the seeds never calls our
+    ``__init__``."""
+    return isinstance(provider, SandboxProvider) and "_targets" in vars(provider)
+
+
+def is_ours(provider: Any) -> bool:
+    """Whether its sandboxes are had in our way, and not by methods of its own: then it has an async twin too."""
+    return is_set_up(provider) and all(
+        getattr(type(provider), name) is getattr(SandboxProvider, name) for name in _SEED_METHODS
+    )
+
+
 def host_bash_refused(settings: Settings, provider: Any = None) -> bool:
     """Whether commands are refused: sandboxes in host mode, and nobody allowed that."""
-    spec = provider.spec if isinstance(provider, SandboxProvider) else None
+    spec = provider.spec if is_set_up(provider) else None
     backend = spec.backend if spec is not None else settings.backend
     return "host" in (backend, settings.backend) and not settings.allow_host_bash
 

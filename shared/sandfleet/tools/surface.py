@@ -59,6 +59,9 @@ class Tool:
         """Run it on an event loop."""
         return await self.arun(runtime, args)
 
+    async def _coroutine(self, runtime: Runtime, *args: Any, **kwargs: Any) -> str:
+        return await self.arun(runtime, self._by_name(args, kwargs))
+
     def run(self, runtime: Runtime, args: Mapping[str, Any]) -> str:
         """Run it with the arguments a model wrote, whatever they are."""
         try:
@@ -94,13 +97,13 @@ class Tool:
 
     @property
     def func(self) -> Callable[..., str]:
-        """The plain function: ``func(runtime, **arguments)``."""
-        return self.invoke
+        """The plain function, as `Tool` itself is called: ``func(runtime, "why", …)``."""
+        return self.__call__
 
     @property
     def coroutine(self) -> Callable[..., Coroutine[Any, Any, str]]:
-        """The coroutine function: ``await coroutine(runtime, **arguments)``."""
-        return self.ainvoke
+        """The coroutine function: ``await coroutine(runtime, "why", …)``."""
+        return self._coroutine
 
     @property
     def parameters(self) -> dict[str, Any]:

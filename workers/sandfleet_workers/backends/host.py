@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
+import posixpath
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -18,8 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from sandfleet import trees
 from sandfleet.backends import Capability, SandboxPlan
-from sandfleet.errors import StartFailed
+from sandfleet.errors import StartFailed, from_wire
 from sandfleet_workers.backends import bwrap, local_dirs, local_host, local_process
 from sandfleet_workers.backends.host_connection import HostConnection
 from sandfleet_workers.backends.host_paths import HOME, Mapping, PathMap, unsafe_in_commands
@@ -32,6 +35,8 @@ from sandfleet_workers.endpoint_socket import UnixEndpoint
 from sandfleet_workers.waiter import Waiter
 
 __all__ = ["HostBackend", "path_map"]
+
+log = logging.getLogger("sandfleet.node")
 
 _HERE = Path(__file__).parent
 _WORKSPACE_ALIAS = "/workspace"
@@ -62,8 +67,21 @@ class HostBackend(LocalBackend):
 
     # --- starting ------------------------------------------------------------------------------
 
+    def create(self, plan: SandboxPlan) -> EndpointConnection:
+        paths = path_map(plan, getattr(self.settings, "skills_container_path", "/mnt/skills"), self._local.data_root)
+        self._maps[plan.run_dir] = paths
+        try:
+            return super().create(plan)
+        except StartFailed as exc:
+            # Where things lie on the host is for its operator only.
+            log.warning("sandbox.not_started", extra={"sandbox_id": plan.sandbox_id, "error": str(exc)})
+            raise from_wire(paths.mask_all(exc.to_wire())) from exc
+        finally:
+            self._maps.pop(plan.run_dir, None)
+
     def _start(self, plan: SandboxPlan, uid: int | None, key: bytes, run_fd: int) -> local_process.SandboxProcess:
-        paths = path_map(plan, getattr(self.settings, "skills_container_path", "/mnt/skills"))
+        paths = self._maps[plan.run_dir]
+        _check_names(paths)
         os.close(local_dirs.open_user_data(plan.user_data, uid))
         local = self._local
         try:
@@ -75,7 +93,6 @@ class HostBackend(LocalBackend):
         except OSError as exc:
             reason = "disk" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else "run_dir"
             raise StartFailed(f"the sandbox's directories cannot be prepared: {exc.strerror}", reason=reason) from exc
-        self._maps[plan.run_dir] = paths
         return process
 
     @contextmanager
@@ -86,8 +103,8 @@ class HostBackend(LocalBackend):
         program, suffix = local_host.sandboxd_program(python)
         # A copy of its own, so that an upgrade of the worker does not change it under a running sandbox.
         _put(run_fd, f"sandboxd{suffix}", program)
-        for name in ("hostd.py", "host_walk.py", "host_files.py"):
-            _put(run_fd, name, (_HERE / name).read_bytes())
+        for path in (*(_HERE / name for name in ("hostd.py", "host_walk.py", "host_files.py")), Path(trees.__file__)):
+            _put(run_fd, path.name, path.read_bytes())
         info = os.pipe()
         argv = [python.path, "-I", "-S", "-B", str(plan.run_dir / "hostd.py")]
         argv += ["--socket", str(plan.run_dir / bwrap.SOCKET), "--info", str(info[1])]
@@ -107,20 +124,18 @@ class HostBackend(LocalBackend):
             sandbox_id=plan.sandbox_id,
             liveness=lambda: self._liveness(process),
             waiter=self._waiter,
-            paths=self._maps.pop(plan.run_dir),
+            paths=self._maps[plan.run_dir],
             allow_bash=self._allow_bash,
         )
 
 
-def path_map(plan: SandboxPlan, skills: str = "/mnt/skills") -> PathMap:
-    """The directories of a sandbox in host mode. Looks symlinks of the host's paths up.
+def path_map(plan: SandboxPlan, skills: str, data_root: Path) -> PathMap:
+    """The directories of a sandbox in host mode, and what else of the host is masked. Looks symlinks up.
 
     Args:
         plan: Of the sandbox.
         skills: Where it has the skills, which have a message of their own.
-
-    Raises:
-        StartFailed: A host path has characters that a shell reads otherwise.
+        data_root: The node's.
     """
     user_data, workspace = str(plan.user_data), str(plan.user_data / "workspace")
     mappings = [
@@ -130,7 +145,19 @@ def path_map(plan: SandboxPlan, skills: str = "/mnt/skills") -> PathMap:
     ]
     for host, target, read_only in plan.mounts:
         mappings.append(_mapping(target, str(host), read_only=read_only, label=_label(target, skills)))
-    for mapping in mappings:
+    above = {
+        plan.run_dir: bwrap.RUN_DIR,
+        plan.run_dir.parent: posixpath.dirname(bwrap.RUN_DIR),
+        plan.user_data.parent: posixpath.dirname(bwrap.USER_DATA),
+        data_root: f"{posixpath.dirname(bwrap.RUN_DIR)}/data",
+    }
+    hidden = {path: shown for place, shown in above.items() for path in (str(place), os.path.realpath(place))}
+    hidden.pop("/", None)
+    return PathMap(mappings, hidden)
+
+
+def _check_names(paths: PathMap) -> None:
+    for mapping in paths.mappings:
         for path in (mapping.host, mapping.resolved):
             if unsafe_in_commands(path):
                 raise StartFailed(
@@ -138,7 +165,6 @@ def path_map(plan: SandboxPlan, skills: str = "/mnt/skills") -> PathMap:
                     "in host mode it may have letters, digits and any of _ . - + @ % only",
                     reason="host_path",
                 )
-    return PathMap(mappings)
 
 
 def _label(target: str, skills: str) -> str:

@@ -111,10 +111,12 @@ class HostConnection(EndpointConnection):
         return value if kind in _SPEAKS_VIRTUAL else self._paths.mask_all(value)
 
     def _masked_stream(self, value: dict[str, Any], name: str) -> str:
-        """A command's output, which may have been asked for as bytes."""
-        if value.get("encoding") == "base64":
-            return base64.b64encode(self._paths.mask_bytes(base64.b64decode(value[name]))).decode()
-        return self._paths.mask(value[name])
+        """A command's output, which may have been asked for as bytes, and may have been cut anywhere."""
+        ends = bool(value["timed_out"] or value["cancelled"] or value["signal"])
+        if value.get("encoding") != "base64":
+            return self._paths.mask_cut(value[name], ends=ends)
+        text = base64.b64decode(value[name]).decode("utf-8", "surrogateescape")
+        return base64.b64encode(self._paths.mask_cut(text, ends=ends).encode("utf-8", "surrogateescape")).decode()
 
     def _masked_info(self, info: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(info.get("target"), str):

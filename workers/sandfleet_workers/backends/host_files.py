@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
+from sandfleet.trees import remove_tree_at
 from sandfleet_workers.backends.host_walk import LOOK, Place, Tree, failure
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -194,19 +195,55 @@ class Files(Tree):
             os.mkdir(place.name, mode, dir_fd=place.fd)
 
     def makedirs(self, path: str, mode: int = 0o777, exist_ok: bool = False) -> None:
-        above, name = posixpath.split(path.rstrip("/"))
-        if self.covers(above) and not self.is_kind(above, bool):
-            try:
-                self.makedirs(above, exist_ok=exist_ok)
-            except FileExistsError:
-                pass
-            if name == ".":  # made just now
-                return
-        try:
-            self.mkdir(path, mode)
-        except OSError:
+        plain = self.plain(path)
+        root = self.root_of(plain)
+        if root is None:
+            raise failure(errno.EACCES, path)
+        names = [name for name in plain[len(root.virtual) :].split("/") if name not in ("", ".")]
+        there = self._existing(root.virtual, names)
+        if there == len(names):
+            if plain.endswith("/."):
+                self.stat(path)  # below a file there is nothing, not even "."
             if not exist_ok or not self.is_kind(path, stat.S_ISDIR):
+                raise failure(errno.EEXIST, path)
+            return
+        with self.place(posixpath.join(root.virtual, *names[:there])) as place:
+            place.writable()
+            fd = os.open(place.name, _DIRECTORY, dir_fd=place.fd)
+            try:
+                for name in names[there:-1]:
+                    fd = self._made(name, fd)
+                os.mkdir(names[-1], mode, dir_fd=fd)
+            except NotADirectoryError:
+                self.stat(path)  # a link or a file lies there: the walk knows what is wrong with it
                 raise
+            except FileExistsError:
+                if not exist_ok or not self.is_kind(path, stat.S_ISDIR):
+                    raise failure(errno.EEXIST, path) from None
+            finally:
+                os.close(fd)
+
+    def _existing(self, virtual: str, names: list[str]) -> int:
+        """How many of the names, one in the other, are there already."""
+        low, high = 0, len(names)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.is_kind(posixpath.join(virtual, *names[:middle]), bool):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    @staticmethod
+    def _made(name: str, above: int) -> int:
+        """A directory, new or not, opened in place of the one above it."""
+        try:
+            os.mkdir(name, dir_fd=above)
+        except FileExistsError:
+            pass
+        fd = os.open(name, _DIRECTORY, dir_fd=above)
+        os.close(above)
+        return fd
 
     def rename(self, source: str, target: str) -> None:
         if source.endswith("/") or target.endswith("/"):
@@ -263,15 +300,8 @@ class Files(Tree):
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory and everything below it; links are removed, not followed."""
-        waiting = [path]
-        while waiting:
-            folders = []
-            for entry in self.scandir(waiting[-1]):
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                else:
-                    self.unlink(entry.path)
-            if folders:
-                waiting += folders
-            else:
-                self.rmdir(waiting.pop())
+        with self.place(path.rstrip("/"), follow=False) as place:
+            place.removable()
+            if any(virtual.startswith(place.path + "/") for virtual in self.roots):
+                raise failure(errno.EBUSY, path)
+            remove_tree_at(place.name, place.fd)

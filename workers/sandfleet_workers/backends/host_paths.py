@@ -10,14 +10,16 @@ Both directions look for whole paths: ``/mnt/user-database`` is another director
 
 from __future__ import annotations
 
-import codecs
+import json
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from collections.abc import Mapping as Table
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
-__all__ = ["HOME", "Mapping", "PathMap", "StreamMask", "unsafe_in_commands"]
+__all__ = ["HOME", "Mapping", "PathMap", "unsafe_in_commands"]
 
 HOME = "/mnt/user-data/workspace"
 
@@ -30,10 +32,12 @@ _ESCAPE = re.compile(r"\\[abefnrtv0]$")
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*[A-Za-z]$")
 #: Bounded to the left and in length: a long line of letters is not looked at from each of them anew.
 _URL = r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,20}://[^\s\"'`<>|;()]*"
-#: How far a look to the left goes; the same for whole texts and for streams, so that they agree.
+#: How far a look to the left goes.
 _LOOK_BACK = 64
 #: A host path of so many components is masked wherever it stands: nothing else looks like it.
 _DEEP = 3
+#: Where sandboxd left something out.
+_GAP = re.compile(r"(\n\.\.\. \[\d+ bytes discarded\] \.\.\.\n)")
 #: What a shell reads as itself outside quotes, and inside any.
 _PLAIN_PATH = re.compile(r"(?:/[\w.@%+-]+)+")
 
@@ -64,9 +68,10 @@ class PathMap:
 
     Args:
         mappings: In any order; no two with one virtual path.
+        hidden: Further host paths that are only masked, each with what is shown for it.
     """
 
-    def __init__(self, mappings: Iterable[Mapping]) -> None:
+    def __init__(self, mappings: Iterable[Mapping], hidden: Table[str, str] | None = None) -> None:
         self.mappings = tuple(sorted(mappings, key=lambda each: len(each.virtual), reverse=True))
         self._by_virtual = {each.virtual: each for each in self.mappings}
         self._virtual = _alternatives(self._by_virtual)
@@ -77,7 +82,15 @@ class PathMap:
             if not each.alias:
                 for host in (each.host, each.resolved or each.host):
                     self.masks.setdefault(host, each.virtual)
-        self._host = _alternatives(self.masks)
+        for host, shown in (hidden or {}).items():
+            self.masks.setdefault(host, shown)
+        #: The same as programs write them: as they are, in JSON, in URLs.
+        self._forms: dict[str, str] = {}
+        for host, shown in self.masks.items():
+            for form, shown_form in zip(_forms(host), _forms(shown), strict=True):
+                self._forms.setdefault(form, shown_form)
+        self._deep = {form for host in self.masks if host.count("/") >= _DEEP for form in _forms(host)}
+        self._host = _alternatives(self._forms)
 
     @property
     def roots(self) -> list[str]:
@@ -114,30 +127,42 @@ class PathMap:
 
     def mask(self, text: str) -> str:
         """Text with the host's paths replaced by virtual ones."""
-        return self._mask(text, 0, len(text))
+        return self._host.sub(lambda match: self._forms[match[0]] if self._stands(text, match) else match[0], text)
 
-    def _mask(self, text: str, start: int, end: int) -> str:
-        pieces: list[str] = []
-        done = start
-        for match in self._host.finditer(text, start):
-            if match.end() > end:
-                break
-            if self._shown(text, match):
-                pieces += [text[done : match.start()], self.masks[match[0]]]
-                done = match.end()
-        return "".join([*pieces, text[done:end]])
+    def mask_cut(self, text: str, *, ends: bool) -> str:
+        """The same for output that was cut: what is left of a path at a cut is taken out.
 
-    @staticmethod
-    def _shown(text: str, match: re.Match[str]) -> bool:
-        if match[0].count("/") >= _DEEP:
+        Args:
+            text: With a note of sandboxd's where something is missing.
+            ends: Whether its end is a cut too.
+        """
+        pieces = _GAP.split(text)
+        for number in range(0, len(pieces), 2):
+            piece = pieces[number] if number == 0 else self._without_rest(pieces[number])
+            if ends or number + 1 < len(pieces):
+                piece = self._without_begun(piece)
+            pieces[number] = self.mask(piece)
+        return "".join(pieces)
+
+    def _without_begun(self, text: str) -> str:
+        """Text without a host path that has only begun at its end."""
+        for start in range(max(0, len(text) - max(map(len, self._forms), default=0)), len(text) - 1):
+            if any(len(form) > len(text) - start and text.endswith(form[: len(text) - start]) for form in self._forms):
+                return text[:start]
+        return text
+
+    def _without_rest(self, text: str) -> str:
+        """Text without a host path of which only more than a name is left at its beginning."""
+        rests = (form[start:] for form in self._forms for start in range(1, len(form)))
+        found = [len(rest) for rest in rests if text.startswith(rest) and re.search(r"/|%2[Ff]", rest)]
+        return text[max(found, default=0) :]
+
+    def _stands(self, text: str, match: re.Match[str]) -> bool:
+        if match[0] in self._deep:
             return True
         start = match.start()
         before = text[max(0, start - _LOOK_BACK) : start]
         return _begins(text, start) or before.endswith("://") or _COLOUR.search(before) is not None
-
-    def mask_bytes(self, data: bytes) -> bytes:
-        """The same for bytes that may be any text, or none."""
-        return self.mask(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def mask_all(self, value: Any) -> Any:
         """A JSON value with every text in it masked; keys stay."""
@@ -148,51 +173,6 @@ class PathMap:
         if isinstance(value, list | tuple):
             return [self.mask_all(item) for item in value]
         return value
-
-    def undecided(self, text: str, start: int) -> int:
-        """From where on it depends on what follows how ``text`` is masked; ``len(text)`` when it does not.
-
-        Nothing before ``start`` is looked at.
-        """
-        longest = max(map(len, self.masks), default=0)
-        # Only dots can keep the end of a path open for longer than the path itself.
-        first = max(start, len(text.rstrip(".")) - longest)
-        for position in range(first, len(text)):
-            if text[position] == "/" and any(_may_go_on(text[position:], host) for host in self.masks):
-                return self._behind_match(text, start, position)
-        return len(text)
-
-    def _behind_match(self, text: str, start: int, position: int) -> int:
-        """``position``, or the end of a decided match that it lies in."""
-        for match in self._host.finditer(text, start):
-            if match.start() >= position:
-                break
-            if match.end() > position:
-                return match.end() if match.end() < len(text) else match.start()
-        return position
-
-
-class StreamMask:
-    """Masks bytes that come in pieces, cut anywhere: together they give what `PathMap.mask_bytes` gives.
-
-    It holds back only what may be the beginning of a host path.
-    """
-
-    def __init__(self, paths: PathMap) -> None:
-        self._paths = paths
-        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self._text = ""
-        #: Where in it the part begins that has not been given out; before it lies what was, for looks to the left.
-        self._start = 0
-
-    def feed(self, data: bytes, *, final: bool = False) -> bytes:
-        """What can be said now; with ``final`` all of it."""
-        self._text += self._decoder.decode(data, final)
-        end = len(self._text) if final else self._paths.undecided(self._text, self._start)
-        shown = self._paths._mask(self._text, self._start, end)
-        keep = max(0, end - _LOOK_BACK)
-        self._text, self._start = self._text[keep:], end - keep
-        return shown.encode("utf-8", "surrogateescape")
 
 
 def unsafe_in_commands(host: str) -> bool:
@@ -214,7 +194,9 @@ def _begins(text: str, start: int) -> bool:
     return _FLAG.search(before) is not None or _ESCAPE.search(before) is not None
 
 
-def _may_go_on(tail: str, host: str) -> bool:
-    if len(tail) <= len(host):
-        return host.startswith(tail)
-    return tail.startswith(host) and not tail[len(host) :].strip(".")
+def _forms(path: str) -> Iterator[str]:
+    """A path as it is and as programs escape it; always as many."""
+    in_json = json.dumps(path)[1:-1]
+    in_url = quote(path, safe="")
+    yield from (path, in_json, in_json.replace("/", "\\/"), quote(path), in_url)
+    yield re.sub(r"%[0-9A-F]{2}", lambda code: code[0].lower(), in_url)

@@ -13,7 +13,9 @@ _WINDOWS = ("pwsh.exe", "powershell.exe", "cmd.exe")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Names that tell of a secret.
-_SECRET_NAMES = ("*KEY*", "*SECRET*", "*TOKEN*", "*PASS*", "*CREDENTIAL*", "*DSN*")
+_SECRET_NAMES = (
+    "*KEY*", "*SECRET*", "*TOKEN*", "*PASS*", "*CREDENTIAL*", "*DSN*", "*_AUTH", "*_PAT", "*_PWD", "*COOKIE*",
+)  # fmt: skip
 #: Names whose values usually hold one.
 _SECRET_EXACTLY = frozenset(
     [
@@ -47,8 +49,8 @@ _SECRET_EXACTLY = frozenset(
 )
 #: The worker's own settings, its Redis among them; and what belongs to the worker's home and place.
 _OWN = ("SANDFLEET_*", "PWD", "OLDPWD", "SHLVL", "_", "HOME", "TMPDIR", "BASH_ENV", "ENV", "ZDOTDIR")
-#: A URL with a password in it, whatever the variable is called.
-_URL_WITH_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s@]*:[^/\s@]+@")
+#: A URL with a password, or with a token in place of the user, whatever the variable is called.
+_URL_WITH_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s@]*(?::[^/\s@]+|[^/\s@:]{16})@")
 
 
 def choose_shell(exists: Callable[[str], bool], platform: str) -> str | None:

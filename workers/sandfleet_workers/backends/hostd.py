@@ -173,6 +173,7 @@ def _load(name: str, folder: str) -> Any:
 def run_sandboxd(folder: str, socket: str) -> NoReturn:
     """Become sandboxd."""
     sandboxd = _load("sandboxd", folder)
+    _load("sandfleet.trees", folder)
     _load(_PACKAGE + "host_walk", folder)
     host_files = _load(_PACKAGE + "host_files", folder)
     begin = sandboxd.Server.__init__

@@ -6,14 +6,17 @@ descriptors of directories, and never through a symlink.
 
 from __future__ import annotations
 
+import logging
 import os
-import shutil
 import stat
 from pathlib import Path
 
+from sandfleet import trees
 from sandfleet.errors import StartFailed
 
 __all__ = ["CHILDREN", "open_user_data", "prepare_run_dir", "remove_tree", "sandbox_uid"]
+
+log = logging.getLogger("sandfleet.node")
 
 CHILDREN = ("workspace", "uploads", "outputs")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -104,5 +107,7 @@ def prepare_run_dir(path: Path, uid: int | None) -> int:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove what the sandbox left there. `shutil.rmtree` goes by descriptors and follows nothing."""
-    shutil.rmtree(path, ignore_errors=True)
+    """Remove what the sandbox left there, following nothing. That something could not be removed is logged."""
+    trees.remove_tree(path, ignore_errors=True)
+    if os.path.lexists(path):
+        log.warning("directory.not_removed", extra={"path": str(path)})

@@ -95,7 +95,8 @@ class SandboxProcess:
                 pass
         gone = self.is_dead(timeout_s)
         try:
-            self.monitor.wait(2.0 if gone else 0.1)
+            # bwrap follows at once; the warden of host mode may first have a large tree to end, for 8 s at most.
+            self.monitor.wait(10.0 if gone else 0.1)
         except subprocess.TimeoutExpired:
             self.monitor.kill()
             try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from sandfleet.config.mounts import MountLike, check_mounts, check_mounts_exist
-from sandfleet.errors import ConfigError
+from sandfleet.config.mounts import MountLike, check_local_mounts, check_mounts, check_mounts_exist
+from sandfleet.errors import ConfigError, StartFailed
 
 __all__ = ["ACP_WORKSPACE", "PlannedMount", "acp_directory", "node_mounts"]
 
@@ -16,9 +17,7 @@ ACP_WORKSPACE = "/mnt/acp-workspace"
 #: (host path, sandbox path, read_only), as in `SandboxPlan`.
 PlannedMount = tuple[Path, str, bool]
 
-#: Where local sandboxes have the system's own files, or data that a mount would hide.
-_SYSTEM = ("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/workspace")
-_WHOLE = ("/tmp", "/run", "/var")
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class MountSpec(MountLike, Protocol):
@@ -30,6 +29,9 @@ class MountSpec(MountLike, Protocol):
 
 class MountSettings(Protocol):
     """The part of a node's settings that is about mounts."""
+
+    @property
+    def offered(self) -> tuple[str, ...]: ...
 
     @property
     def mounts(self) -> Sequence[MountSpec]: ...
@@ -47,31 +49,34 @@ def node_mounts(settings: MountSettings) -> tuple[PlannedMount, ...]:
     Ordered so that a mount inside another comes after it.
 
     Raises:
-        ConfigError: A host path is missing, or a path in the sandbox is taken or reserved; names the mount.
+        ConfigError: A host path is missing, or a path in the sandbox is taken or reserved, or lies in another mount
+            that has no directory there; names the mount.
     """
     check_mounts(settings.mounts, settings.skills_container_path)
+    check_local_mounts(settings.mounts, settings.skills_container_path, settings.offered)
     check_mounts_exist(settings.mounts, settings.skills_path)
-    planned = []
-    for number, mount in enumerate(settings.mounts):
-        if (taken := _system_path(mount.container_path)) is not None:
-            raise ConfigError(
-                f"mounts[{number}]: {mount.container_path} cannot be used, sandboxes need {taken} themselves; "
-                "choose a path of its own, such as /mnt/my-project",
-                key="mounts",
-                index=number,
-                container_path=mount.container_path,
-            )
-        planned.append((_resolved(mount.host_path), mount.container_path, mount.read_only))
+    planned = [(_resolved(mount.host_path), mount.container_path, mount.read_only) for mount in settings.mounts]
     if settings.skills_path is not None:
         planned.append((_resolved(settings.skills_path), settings.skills_container_path, True))
+    for number, mount in enumerate(settings.mounts):
+        _check_place(number, mount.container_path, planned)
     return tuple(sorted(planned, key=lambda each: len(each[1])))
 
 
-def _system_path(target: str) -> str | None:
-    for taken in (*_SYSTEM, *_WHOLE):
-        if target == taken or (taken in _SYSTEM and target.startswith(taken + "/")):
-            return taken
-    return None
+def _check_place(number: int, target: str, planned: Sequence[PlannedMount]) -> None:
+    """A mount in another one lies over a directory of it, which must be there: sandboxes could not make it."""
+    around = [each for each in planned if target.startswith(each[1] + "/")]
+    if not around:
+        return
+    host, outer, _ = max(around, key=lambda each: len(each[1]))
+    place = host / target[len(outer) + 1 :]
+    if place.is_symlink() or not place.is_dir():
+        raise ConfigError(
+            f"mounts[{number}] ({target}): it lies in the mount {outer}, which has no directory there; make {place}",
+            key="mounts",
+            index=number,
+            container_path=target,
+        )
 
 
 def _resolved(path: Path) -> Path:
@@ -82,7 +87,16 @@ def _resolved(path: Path) -> Path:
 
 
 def acp_directory(user_data: Path) -> Path:
-    """The host directory of a thread's ACP workspace: beside its user data. Made if missing."""
+    """The host directory of a thread's ACP workspace: beside its user data. Made if missing.
+
+    Raises:
+        StartFailed: It cannot be made, or something else lies there, such as a link that a command in host mode left.
+    """
     path = user_data.parent / "acp-workspace"
-    path.mkdir(exist_ok=True)
+    try:
+        if not os.path.lexists(path):
+            path.mkdir(exist_ok=True)
+        os.close(os.open(path, _DIRECTORY))
+    except OSError as exc:
+        raise StartFailed(f"the ACP workspace is no directory: {exc.strerror}", reason="data_unusable") from exc
     return path

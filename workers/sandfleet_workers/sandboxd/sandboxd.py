@@ -117,6 +117,8 @@ def mapped(exc: BaseException, path: Optional[str] = None) -> ApiError:
         return ApiError("invalid_argument", "text that cannot be encoded")
     if isinstance(exc, MemoryError):
         return ApiError("too_busy", "out of memory", limit="memory")
+    if isinstance(exc, RecursionError):
+        return ApiError("invalid_argument", "directories are nested too deeply")
     if isinstance(exc, OSError) and exc.errno is not None:
         name = path if path is not None else exc.filename
         facts: Json = {} if name is None else {"path": os.fsdecode(name) if not isinstance(name, int) else name}
@@ -1672,7 +1674,6 @@ def str_replace(path: str, a: Args) -> Json:
     target = Target(path, create_parents=False)
     if target.st is None:
         raise ApiError("path_not_found", os.strerror(errno.ENOENT), path=path)
-    check_digest(target.real, a.text("if_digest", None))
     fd, st = open_regular(target.real)
     try:
         if st.st_size > EDIT_LIMIT:
@@ -1680,6 +1681,12 @@ def str_replace(path: str, a: Args) -> Json:
         data = read_exactly(fd, EDIT_LIMIT)
     finally:
         os.close(fd)
+    wanted = a.text("if_digest", None)
+    if wanted is not None:
+        # Of the bytes that are going to be edited: the file may change between two looks at it.
+        current = hashlib.sha256(data).hexdigest()
+        if current != wanted.lower():
+            raise ApiError("digest_mismatch", "the file has changed", path=path, digest=current)
     data, old, new, encoding = edited(data, old, new, path)
     count = data.count(old)
     if count == 0:

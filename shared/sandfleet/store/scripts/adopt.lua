@@ -1,7 +1,7 @@
 -- A node re-announces a sandbox it holds: live again unless somebody newer owns the thread.
 -- KEYS  1 prefix
 -- ARGV  1 digest  2 thread id  3 user id or ''  4 backend  5 spec JSON  6 sandbox  7 node  8 incarnation  9 epoch
---       10 data id
+--       10 data id  11 its age, ms
 -- Returns 'adopted' | 'newer' | 'no_lease'
 --@use time route story reply line use waiters sandbox
 local ms = now_ms()
@@ -34,7 +34,7 @@ call('HSET', thread, 'sandbox_id', sid, 'data_id', A[10], 'epoch', A[9])
 call('PEXPIRE', thread, KEEP)
 call('SET', P .. 'id:' .. sid, A[1], 'PX', KEEP)
 local key = P .. 'sandbox:' .. sid
-call('HSETNX', key, 'created', ms)
+call('HSETNX', key, 'created', ms - tonumber(A[11]))
 call('HSET', key, 'owner', A[1], 'state', 'live', 'route', route, 'thread', A[2], 'user', A[3], 'backend', A[4],
   'spec', A[5], 'used', ms)
 call('PEXPIRE', key, KEEP)
