@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sandfleet.store.base import Route, Store
 
@@ -26,9 +27,20 @@ class _Hold:
 @dataclass(slots=True, eq=False)
 class Arrival:
     """An acquire that is under way. ``disturbed``: the owner's sandbox was released meanwhile, by another thread of
-    this process and in the name of both: what was acquired may not be held any more."""
+    this process and in the name of both: what was acquired may not be held any more. ``leaving``: or it is still being
+    released."""
 
     disturbed: bool = False
+    leaving: tuple[threading.Event, ...] = ()
+
+
+_T = TypeVar("_T")
+
+
+def _take_out(lists: dict[str, list[_T]], key: str, one: _T) -> None:
+    left = [other for other in lists.pop(key) if other is not one]
+    if left:
+        lists[key] = left
 
 
 class Holds:
@@ -47,6 +59,7 @@ class Holds:
         self._lock = threading.Lock()
         self._held: dict[str, _Hold] = {}
         self._arriving: dict[str, list[Arrival]] = {}
+        self._leaving: dict[str, list[threading.Event]] = {}
         self._renewed_at = time.monotonic()
 
     @contextmanager
@@ -59,12 +72,14 @@ class Holds:
             yield arrival
         finally:
             with self._lock:
-                left = [one for one in self._arriving.pop(owner) if one is not arrival]
-                if left:
-                    self._arriving[owner] = left
+                _take_out(self._arriving, owner, arrival)
+                arrival.leaving = tuple(self._leaving.get(owner, ()))
+                arrival.disturbed |= bool(arrival.leaving)
 
-    def retake(self, sandbox_id: str, owner: str) -> bool:
-        """Hold once more what was counted; False, and it is counted no more, when it is gone."""
+    def retake(self, arrival: Arrival, sandbox_id: str, owner: str) -> bool:
+        """Hold once more what was counted by a disturbed arrival; False, and it is counted no more, when it is gone."""
+        for left in arrival.leaving:
+            left.wait(self._ttl_s)
         with self._lock:
             before = self._held.get(sandbox_id)
         if not self._store.renew_agents(self._agent, {sandbox_id: owner}, ttl_s=self._ttl_s):
@@ -113,12 +128,21 @@ class Holds:
     def release(self, sandbox_id: str, owner: str) -> bool:
         """Release the sandbox; False if another thread of this process acquired it meanwhile (it keeps its hold), or is
         about to."""
-        self._store.release(sandbox_id, owner, self._agent)
+        left = threading.Event()
         with self._lock:
-            arriving = self._arriving.get(owner, [])
-            for arrival in arriving:
-                arrival.disturbed = True
-            held = sandbox_id in self._held
+            if sandbox_id in self._held:
+                return False
+            self._leaving.setdefault(owner, []).append(left)
+        try:
+            self._store.release(sandbox_id, owner, self._agent)
+        finally:
+            with self._lock:
+                _take_out(self._leaving, owner, left)
+                arriving = self._arriving.get(owner, [])
+                for arrival in arriving:
+                    arrival.disturbed = True
+                held = sandbox_id in self._held
+            left.set()
         if held:
             self._store.renew_agents(self._agent, {sandbox_id: owner}, ttl_s=self._ttl_s)
         return not held and not arriving

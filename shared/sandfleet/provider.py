@@ -235,8 +235,14 @@ class SandboxProvider:
                 route = yield from acquire_steps(client, Asking(identity, self.spec, client.id, left_s, on_lost))
                 client.holds.add(route, identity.digest)
             self._remember(identity, route)
-            held = functools.partial(client.holds.retake, route.sandbox_id, identity.digest)
-            if not arrival.disturbed or (yield Do(held)):
+            held = functools.partial(client.holds.retake, arrival, route.sandbox_id, identity.digest)
+            try:
+                kept = not arrival.disturbed or (yield Do(held))
+            except BaseException:
+                # Cancelled, or Redis is away: nobody learns of this acquire, so it must not be renewed for ever.
+                client.holds.remove(route.sandbox_id)
+                raise
+            if kept:
                 return route.sandbox_id
 
     def _release(self, sandbox_id: str, *, all_of_them: bool) -> Steps[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from sandfleet.ids import Identity
 from sandfleet.model import SandboxSpec
 from sandfleet.store.base import NodeRecord, Route
 from sandfleet.store.memory import MemoryStore
+from tests.services import wait_until
 
 ALICE, SPEC = Identity("alice"), SandboxSpec("mock")
 LONG_S = 3600.0
@@ -79,6 +81,38 @@ def test_who_comes_while_another_thread_of_the_process_leaves_holds_the_sandbox(
     assert world.provider.get(sandbox_id) is not None
     world.provider.release(sandbox_id)
     assert world.state() == (("stopping", 0) if destroy_on_release else ("warm", 0))
+
+
+def test_who_came_before_another_thread_s_release_reached_the_store_waits_for_that_and_holds_it(
+    worlds: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = worlds()
+    sandbox_id = world.provider.acquire("alice")
+    release, begun, go_on = world.store.release, threading.Event(), threading.Event()
+
+    def slow_release(*args: Any) -> bool:
+        begun.set()
+        assert go_on.wait(10)
+        return release(*args)
+
+    monkeypatch.setattr(world.store, "release", slow_release)
+    seen: list[tuple[str, int]] = []
+
+    def come() -> None:
+        world.provider.acquire("alice")
+        seen.append(world.state())
+
+    leaving = threading.Thread(target=world.provider.release, args=(sandbox_id,))
+    coming = threading.Thread(target=come)
+    leaving.start()
+    assert begun.wait(10)
+    coming.start()
+    wait_until(lambda: sandbox_id in world.client.holds, 10)
+    assert seen == []
+    go_on.set()
+    leaving.join()
+    coming.join()
+    assert seen == [("live", 1)]
 
 
 def test_a_sandbox_that_ended_between_one_thread_s_leaving_and_the_other_s_coming_is_acquired_anew(
