@@ -280,4 +280,11 @@ def test_sandboxes_end_with_the_thread_that_spawns_them(world: World, plan: Sand
     wait_until(lambda: daemon.children(recursive=True), 10)
     family = [daemon, *daemon.children(recursive=True)]
     world.backend._spawner.close()
-    wait_until(lambda: not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE], 10)
+    wait_until(lambda: not [process for process in family if _runs(process)], 10)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it ended between the two questions
+        return False
