@@ -18,6 +18,8 @@ from sandfleet.errors import HostBashDisabled, PermissionDenied, ReadOnly, Unava
 from sandfleet.stack import Stack
 from tests.services import require
 
+pytestmark = pytest.mark.slow  # `make check` runs it; `make test` has three minutes
+
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -47,6 +47,7 @@ def who(dice: Random) -> tuple[Identity, str]:
     return dice.choice(THREADS), dice.choice(NODES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_long_lives_keep_every_promise(fresh_redis_url: str, seed: int) -> None:
     seed = seed if "CI" in os.environ else secrets.randbits(32)

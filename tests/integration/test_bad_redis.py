@@ -16,6 +16,8 @@ from sandfleet.errors import SandfleetError, StoreUnavailable
 from sandfleet.stack import Stack
 from tests.services import require, wait_until
 
+pytestmark = pytest.mark.slow  # `make check` runs it; `make test` has three minutes
+
 #: What a caller allows an operation to wait; a Redis that is away is sat out for no longer.
 PATIENCE_S = 3.0
 

@@ -190,6 +190,8 @@ def test_plain_tasks_in_line_block_no_scheduler_thread(agents: Agents) -> None:
 _OTHER_PROCESS = """
 import sys
 from sandfleet import SandboxProvider
+
+pytestmark = pytest.mark.slow  # `make check` runs it; `make test` has three minutes
 with SandboxProvider() as provider:
     print(provider.acquire("shared"), flush=True)
     sys.stdin.readline()

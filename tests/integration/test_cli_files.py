@@ -17,6 +17,8 @@ from sandfleet.cli import main
 from sandfleet.stack import Stack
 from tests.services import wait_until
 
+pytestmark = pytest.mark.slow  # `make check` runs it; `make test` has three minutes
+
 Run = Callable[..., tuple[int, str, str]]
 SANDFLEET = (sys.executable, "-c", "import sys; from sandfleet.cli import main; sys.exit(main())")
 WORKSPACE = "/mnt/user-data/workspace"

@@ -15,6 +15,8 @@ from sandfleet.cli import main
 from sandfleet.stack import Stack
 from tests.services import require, wait_until
 
+pytestmark = pytest.mark.slow  # `make check` runs it; `make test` has three minutes
+
 Run = Callable[..., tuple[int, str, str]]
 Ask = Callable[..., dict[str, Any]]
 

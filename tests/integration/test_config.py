@@ -18,6 +18,8 @@ from sandfleet import SandboxProvider
 from sandfleet.stack import Stack
 from tests.services import require
 
+pytestmark = pytest.mark.slow  # `make check` runs it; `make test` has three minutes
+
 SANDFLEET = (sys.executable, "-c", "import sys; from sandfleet.cli import main; sys.exit(main())")
 FILE = """
 sandbox:

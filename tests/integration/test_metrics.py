@@ -29,6 +29,8 @@ from sandfleet.errors import ConfigError, PathNotFound, Unavailable
 from sandfleet.stack import Stack
 from tests.services import free_port, require, wait_until
 
+pytestmark = pytest.mark.slow  # `make check` runs it; `make test` has three minutes
+
 SECRET = "hunter2-of-the-test"
 _TOP = [sys.executable, "-c", "import sys; from sandfleet.cli import main; sys.exit(main())", "top"]
 

@@ -25,6 +25,8 @@ from sandfleet.ops import OPS
 from sandfleet.stack import Stack
 from tests.cli_examples import parse, sandfleet_calls
 
+pytestmark = pytest.mark.slow  # `make check` runs it; `make test` has three minutes
+
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/agent-developer.md", "docs/celery.md", "docs/operator.md")
 #: They go on until they are ended, need another machine, or take a node away.

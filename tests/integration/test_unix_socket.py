@@ -14,6 +14,8 @@ from sandfleet.celery_app import celery_app
 from sandfleet.stack import Stack
 from tests.services import find_redis_binary, require, wait_until
 
+pytestmark = pytest.mark.slow  # `make check` runs it; `make test` has three minutes
+
 PASSWORD = "of/this@test"
 QUOTED = "of%2Fthis%40test"
 
