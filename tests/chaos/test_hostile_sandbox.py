@@ -61,6 +61,7 @@ def attack_commands(victim_id: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", list(attack_commands("0" * 8)))
 def test_a_sandbox_that_replaces_its_socket_gets_typed_errors_and_reaches_nobody_else(
     fleet: Fleet, attack: str

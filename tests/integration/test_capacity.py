@@ -22,6 +22,8 @@ from sandfleet.model import NodeState, NodeView, SandboxState
 from sandfleet.stack import Stack, child_environ
 from tests.services import require, wait_until, wait_until_async
 
+pytestmark = pytest.mark.slow  # `make check` runs it; `make test` has three minutes
+
 SOON_S = 20.0
 
 
@@ -190,8 +192,6 @@ def test_plain_tasks_in_line_block_no_scheduler_thread(agents: Agents) -> None:
 _OTHER_PROCESS = """
 import sys
 from sandfleet import SandboxProvider
-
-pytestmark = pytest.mark.slow  # `make check` runs it; `make test` has three minutes
 with SandboxProvider() as provider:
     print(provider.acquire("shared"), flush=True)
     sys.stdin.readline()

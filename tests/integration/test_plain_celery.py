@@ -307,6 +307,7 @@ def narrow_app(narrow: Stack) -> Iterator[Celery]:
     made.close()
 
 
+@pytest.mark.slow
 def test_a_chord_of_calls_that_wait_for_a_place_keeps_its_ids_and_calls_back_once(
     narrow: Stack, narrow_app: Celery
 ) -> None:
@@ -323,6 +324,7 @@ def test_a_chord_of_calls_that_wait_for_a_place_keeps_its_ids_and_calls_back_onc
         assert (view.state, view.outcome) == ("done", "ok")
 
 
+@pytest.mark.slow
 def test_an_sdk_client_is_served_while_plain_calls_wait_for_a_place(narrow: Stack, narrow_app: Celery) -> None:
     with SandboxProvider(narrow.settings) as provider:
         held = provider.acquire("holds-the-only-place")

@@ -26,6 +26,8 @@ from sandfleet.tools import (
 from tests.golden.cases import CASES, FILE, HOME, Case
 from tests.services import require
 
+pytestmark = pytest.mark.slow  # `make check` runs it; `make test` has three minutes
+
 _SPAWN = multiprocessing.get_context("spawn")
 _CLEAN = "cd /mnt/user-data; chmod -R u+rwX . ; find workspace outputs uploads -mindepth 1 -delete"
 
