@@ -10,16 +10,17 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sandfleet.replies import Pending
 
-__all__ = ["Do", "Sleep", "Steps", "Wait", "aside", "drive", "drive_async"]
+__all__ = ["Do", "Sleep", "Steps", "Wait", "aside", "carry_out", "carry_out_async", "drive", "drive_async"]
 
 log = logging.getLogger("sandfleet.client")
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -58,19 +59,13 @@ def aside(run: Callable[[], None]) -> None:
         threading.Thread(target=run, name="sandfleet-aside", daemon=True).start()
 
 
-def drive(steps: Steps[T]) -> T:
-    """Run ``steps`` on this thread."""
+def carry_out(steps: Generator[S, Any, T], carry: Callable[[S], Any]) -> T:
+    """Run a generator on this thread: ``carry`` does what it yields; what that gives or raises goes back into it."""
     try:
         step = next(steps)
         while True:
             try:
-                value: Any = None
-                if isinstance(step, Do):
-                    value = step.run()
-                elif isinstance(step, Wait):
-                    value = step.pending.wait(step.timeout_s)
-                else:
-                    time.sleep(step.seconds)
+                value = carry(step)
             except Exception as exc:  # noqa: BLE001  (it goes into the generator, which decides)
                 step = steps.throw(exc)
             else:
@@ -83,20 +78,13 @@ def drive(steps: Steps[T]) -> T:
         steps.close()
 
 
-async def drive_async(steps: Steps[T]) -> T:
-    """Run ``steps`` on the running event loop; its thread never blocks on Redis or on a reply."""
-    loop = asyncio.get_running_loop()
+async def carry_out_async(steps: Generator[S, Any, T], carry: Callable[[S], Awaitable[Any]]) -> T:
+    """The same on the running event loop."""
     try:
         step = next(steps)
         while True:
             try:
-                value: Any = None
-                if isinstance(step, Do):
-                    value = await loop.run_in_executor(None, step.run)
-                elif isinstance(step, Wait):
-                    value = await _wait_async(loop, step)
-                else:
-                    await asyncio.sleep(step.seconds)
+                value = await carry(step)
             except Exception as exc:  # noqa: BLE001  (it goes into the generator, which decides)
                 step = steps.throw(exc)
             else:
@@ -105,8 +93,36 @@ async def drive_async(steps: Steps[T]) -> T:
         result: T = stop.value
         return result
     finally:
-        # A cancelled asyncio task leaves the generator suspended: its `finally` forgets the pending reply.
+        # A cancelled asyncio task leaves the generator suspended: its `finally` lets go of what waits.
         steps.close()
+
+
+def drive(steps: Steps[T]) -> T:
+    """Run ``steps`` on this thread."""
+    return carry_out(steps, _carry)
+
+
+async def drive_async(steps: Steps[T]) -> T:
+    """Run ``steps`` on the running event loop; its thread never blocks on Redis or on a reply."""
+    return await carry_out_async(steps, _carry_async)
+
+
+def _carry(step: Do | Wait | Sleep) -> Any:
+    if isinstance(step, Do):
+        return step.run()
+    if isinstance(step, Wait):
+        return step.pending.wait(step.timeout_s)
+    time.sleep(step.seconds)
+    return None
+
+
+async def _carry_async(step: Do | Wait | Sleep) -> Any:
+    loop = asyncio.get_running_loop()
+    if isinstance(step, Do):
+        return await loop.run_in_executor(None, step.run)
+    if isinstance(step, Wait):
+        return await _wait_async(loop, step)
+    return await asyncio.sleep(step.seconds)
 
 
 async def _wait_async(loop: asyncio.AbstractEventLoop, step: Wait) -> str | None:

@@ -151,8 +151,6 @@ def test_a_reservation_takes_a_place_and_names_the_home(world: World) -> None:
     assert world.state(route) == "creating"
     assert world.places() == 1
     assert world.store.thread_home(ALICE) == "data-1"
-    world.store.forget_home(ALICE)
-    assert world.store.thread_home(ALICE) is None
 
 
 def test_a_thread_has_one_sandbox(world: World) -> None:

@@ -301,10 +301,6 @@ class Store(Line, Exchange, Collecting):
     def thread_home(self, identity: Identity) -> str | None:
         """The data_id on which the thread's data lies, None if it never had a sandbox."""
 
-    @abstractmethod
-    def forget_home(self, identity: Identity) -> None:
-        """The caller accepts to start fresh elsewhere (``on_lost="fresh"``)."""
-
     # --- operations --------------------------------------------------------------------------
 
     @abstractmethod

@@ -187,12 +187,6 @@ class MemorySandboxes(MemorySteps, Store):
             thread = self._threads.get(identity.digest)
             return thread.data_id if thread else None
 
-    def forget_home(self, identity: Identity) -> None:
-        with self._lock:
-            thread = self._threads.get(identity.digest)
-            if thread is not None:
-                thread.data_id = None
-
 
 def creation_ended(sandbox_id: str, reason: str) -> dict[str, Any]:
     """The wire error for those who waited for a creation that ended."""

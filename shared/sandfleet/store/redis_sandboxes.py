@@ -194,6 +194,3 @@ class SandboxesMixin(Store):
     def thread_home(self, identity: Identity) -> str | None:
         home = self._link.command("HGET", self._keys.thread(identity.digest), "data_id")
         return str(home) if home is not None else None
-
-    def forget_home(self, identity: Identity) -> None:
-        self._link.command("HDEL", self._keys.thread(identity.digest), "data_id")

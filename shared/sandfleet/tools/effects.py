@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from sandfleet import steps
 from sandfleet.aio import AsyncSandboxProvider
 from sandfleet.errors import SandboxNotFound
 from sandfleet.tools.locks import FileOperationLock, get_file_operation_lock
@@ -121,19 +122,8 @@ def carry_out(effects: Effects[T], provider: Any) -> T:
     """Run the generator on this thread."""
     hands = Blocking(provider)
     try:
-        effect = next(effects)
-        while True:
-            try:
-                value = getattr(hands, effect.name)(*effect.args)
-            except Exception as exc:  # noqa: BLE001  (it goes into the generator, which decides)
-                effect = effects.throw(exc)
-            else:
-                effect = effects.send(value)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
+        return steps.carry_out(effects, lambda effect: getattr(hands, effect.name)(*effect.args))
     finally:
-        effects.close()
         hands.finish()
 
 
@@ -141,20 +131,8 @@ async def carry_out_async(effects: Effects[T], provider: Any) -> T:
     """Run the generator on the running event loop, which is never blocked."""
     hands = Looping(provider)
     try:
-        effect = next(effects)
-        while True:
-            try:
-                value = await getattr(hands, effect.name)(*effect.args)
-            except Exception as exc:  # noqa: BLE001  (it goes into the generator, which decides)
-                effect = effects.throw(exc)
-            else:
-                effect = effects.send(value)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
+        return await steps.carry_out_async(effects, lambda effect: getattr(hands, effect.name)(*effect.args))
     finally:
-        # A cancelled task leaves the generator suspended: its `finally` lets the waiting calls go on.
-        effects.close()
         await hands.finish()
 
 
