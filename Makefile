@@ -3,11 +3,14 @@
 #   make test MARKS="docker"        runs another selection of tests
 #   make demo PYTHON=python3.13     names the interpreter for a new .venv
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports format docs bench lock clean venv FORCE
+.PHONY: help demo test check lint types imports format docs bench images lock clean venv FORCE
 
 VENV_STAMP := .venv/.sandfleet-stamp
 MARKS ?= not docker and not chaos and not slow
 ARGS ?=
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+LOCK = uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --custom-compile-command "make lock"
 export PYTHON
 
 # A copied or moved checkout would run the code of the old one: its stamp names another directory.
@@ -28,8 +31,8 @@ demo: $(VENV_STAMP) ## Start a fleet on this machine and let three threads work 
 test: $(VENV_STAMP) ## Run the default tests (at most 3 minutes; no root, Docker or Redis needed)
 	@.venv/bin/python -m pytest -m "$(MARKS)" $(ARGS)
 
-check: lint types imports ## Everything CI runs: lint, types, imports, all tests that need no Docker
-	@$(MAKE) --no-print-directory test MARKS="not docker"
+check: lint types imports ## Everything CI runs: lint, types, imports and all tests
+	@$(MAKE) --no-print-directory test MARKS=""
 
 lint: $(VENV_STAMP) ## Check style and format
 	@.venv/bin/ruff check .
@@ -54,10 +57,14 @@ bench: $(VENV_STAMP) ## Measure; prints a table and writes build/bench.json
 	@mkdir -p build
 	@.venv/bin/python -m tests.bench $(ARGS)
 
+images: ## Build the images sandfleet/sandbox and sandfleet/service
+	@docker build $(ARGS) -t sandfleet/sandbox:$(VERSION) -t sandfleet/sandbox:latest images/sandbox
+	@docker build $(ARGS) -t sandfleet/service:$(VERSION) -t sandfleet/service:latest -f images/service/Dockerfile .
+
 lock: ## Resolve requirements.lock anew (needs uv); ARGS="--upgrade" takes newer versions
-	@uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --all-extras --group dev \
-		--generate-hashes --no-emit-index-url --no-emit-find-links \
-		--custom-compile-command "make lock" --output-file requirements.lock $(ARGS)
+	@$(LOCK) --all-extras --group dev --output-file requirements.lock $(ARGS)
+	@$(LOCK) --extra cli --extra docker --extra flower --extra metrics --group build \
+		--constraint requirements.lock --output-file images/service/requirements.lock
 
 venv: $(VENV_STAMP) ## Make or refresh .venv and do nothing else
 

@@ -32,6 +32,9 @@ SESSION_VARIABLE = "SANDFLEET_TEST_SESSION"
 START_DEADLINE_S = 15.0
 STOP_DEADLINE_S = 5.0
 LOOPBACK = "127.0.0.1"
+CHECKOUT = Path(__file__).resolve().parents[1]
+SANDBOX_IMAGE = "sandfleet/sandbox:latest"
+SERVICE_IMAGE = "sandfleet/service:latest"
 
 T = TypeVar("T")
 
@@ -54,7 +57,7 @@ class ServiceMissing(Exception):
 
 
 def require(service: str) -> None:
-    """Go on only when `service` is there: ``redis``, ``bwrap``, ``chromium`` or ``docker``.
+    """Go on only when `service` is there: one of `SERVICES`.
 
     On a laptop the test is skipped when it is missing. When `SANDFLEET_REQUIRE` names the service, as CI
     does, the test fails instead, so that a broken build machine cannot look like a passing suite.
@@ -136,10 +139,40 @@ def _probe_bwrap() -> None:
 
 
 def _probe_docker() -> None:
-    docker = shutil.which("docker")
-    if docker is None:
-        raise ServiceMissing("install Docker")
+    """An engine that answers, and the image that sandboxes are made from."""
+    docker = find_docker_binary()
     _run_probe([docker, "version", "--format", "{{.Server.Version}}"])
+    try:
+        _run_probe([docker, "image", "inspect", "--format", "{{.Id}}", SANDBOX_IMAGE])
+    except ServiceMissing as missing:
+        raise ServiceMissing(f"no image {SANDBOX_IMAGE}; type: make images ({missing})") from None
+
+
+def _probe_compose() -> None:
+    _probe_docker()
+    _run_probe([find_docker_binary(), "compose", "version"])
+
+
+def find_docker_binary() -> str:
+    """The path of Docker's command line on PATH.
+
+    Raises:
+        ServiceMissing: There is none.
+    """
+    if path := shutil.which("docker"):
+        return path
+    raise ServiceMissing("install Docker")
+
+
+@functools.cache
+def build_images() -> None:
+    """Build both images from this checkout, once per session: one of yesterday's would test yesterday's code.
+
+    Raises:
+        AssertionError: One of them does not build; the message has the builder's last words.
+    """
+    done = subprocess.run(["make", "images", "ARGS=--quiet"], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"make images: {done.stdout[-3000:]}{done.stderr[-3000:]}"
 
 
 def find_chromium_binary() -> str:
@@ -170,6 +203,7 @@ def _run_probe(argv: list[str]) -> None:
 SERVICES: dict[str, Callable[[], object]] = {
     "bwrap": _probe_bwrap,
     "chromium": _probe_chromium,
+    "compose": _probe_compose,
     "docker": _probe_docker,
     "redis": _probe_redis,
 }

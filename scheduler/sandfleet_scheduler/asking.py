@@ -71,7 +71,8 @@ class AcquireRequest:
     def wanted(self, home: str | None) -> PlacementRequest:
         """What placement has to know, with the ``home`` of the thread's data."""
         fresh = self.on_lost == "fresh"
-        return PlacementRequest(self.identity.digest, self.spec.backend, self.spec.labels, home, fresh)
+        spec = self.spec
+        return PlacementRequest(self.identity.digest, spec.backend, spec.labels, home, fresh, spec.digest)
 
     def for_line(self, home: str | None) -> str:
         """What stands in the line. The home is part of it: it cannot change while the thread has nothing anywhere, and

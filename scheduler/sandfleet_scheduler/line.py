@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,21 +29,22 @@ _PROMISES = frozenset({Verdict.SOON, Verdict.EVICT})
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One verdict. Whatever it takes is counted already."""
+    """One verdict. Whatever it takes is counted already; ``blank`` is the spec of the blank sandbox that it takes."""
 
     verdict: Verdict
     node: NodeView | None = None
     sandboxes: tuple[str, ...] = ()
     reason: str = ""
+    blank: str | None = None
 
 
 class Room:
     """The room of a fleet, counted down while those in line are gone through in their order.
 
-    Whoever comes first takes: a free place, one that is about to be free, one that an eviction makes free, and only
-    then is anybody kept waiting; who waits keeps nobody behind from what he has no use for himself. A place that is
-    about to be free is promised to one thread, so that no second sandbox is evicted for it: neither in this pass, nor
-    in the next one, which finds the removal under way.
+    Whoever comes first takes: a blank sandbox of the spec, a free place, that of another blank sandbox, one that is
+    about to be free, one that an eviction makes free, and only then is anybody kept waiting; who waits keeps nobody
+    behind from what he has no use for himself. A place that is about to be free is promised to one thread, so that no
+    second sandbox is evicted for it: neither in this pass, nor in the next one, which finds the removal under way.
 
     One verdict at a time and not one plan: what was found free may turn out taken, and then those behind must not
     be planned as if it were not. The caller says so (`filled`, `gone`, `kept`, `give_back`) and asks again.
@@ -56,9 +57,10 @@ class Room:
         self._nodes = {node.node_id: node for node in nodes}
         #: Free places less those promised; below zero where burst places are taken, or places that will be free.
         self._room = {node.node_id: node.replicas - node.places for node in self._nodes.values()}
+        self._blanks = {node.node_id: Counter(node.blanks) for node in self._nodes.values()}
         self._coming = {node.node_id: node.stopping for node in self._nodes.values()}
         self._promised = dict.fromkeys(self._nodes, 0)
-        # Longest idle first. What is cheaper to lose than somebody's warm sandbox belongs in front of them.
+        # Longest idle first.
         self._evictable = {node.node_id: deque(node.idlest) for node in self._nodes.values()}
         self._fitting: dict[Hashable, tuple[tuple[NodeView, ...], str]] = {}
         self._waits: set[Hashable] = set()
@@ -68,6 +70,7 @@ class Room:
         """At most so many more can be given something, whoever they are; 0: everybody waits or is refused."""
         return sum(
             max(0, self._room[name] + max(node.burst_limit, self._coming[name] + len(self._evictable[name])))
+            + self._blanks[name].total()
             for name, node in self._nodes.items()
             if node.alive and node.state is NodeState.READY
         )
@@ -89,13 +92,20 @@ class Room:
             self._waits.add((shape, burst))
             return Turn(Verdict.WAIT)
         assert turn.node is not None
-        self._room[turn.node.node_id] -= 1
-        self._promised[turn.node.node_id] += turn.verdict in _PROMISES
+        self._count(turn, 1)
         return turn
 
     def _free(self, request: PlacementRequest, fitting: Iterable[NodeView]) -> Turn | None:
-        free = [node for node in fitting if self._room[node.node_id] > 0]
-        return Turn(Verdict.PLACE, self._best(request, free)) if free else None
+        free = [node for node in fitting if self._room[node.node_id] > 0 or self._blanks[node.node_id].total()]
+        if not free:
+            return None
+        node = self._best(request, free)
+        blanks, blank = self._blanks[node.node_id], None
+        if blanks[request.spec_digest]:
+            blank = request.spec_digest
+        elif self._room[node.node_id] <= 0:
+            blank = next(spec for spec, count in blanks.items() if count)
+        return Turn(Verdict.PLACE, node, blank=blank)
 
     def _soon(self, fitting: Iterable[NodeView]) -> Turn | None:
         soon = next((node for node in fitting if self._room_soon(node) > 0), None)
@@ -119,18 +129,25 @@ class Room:
         return Turn(Verdict.BURST, self._best(request, above)) if above else None
 
     def _best(self, request: PlacementRequest, nodes: Iterable[NodeView]) -> NodeView:
-        return min(nodes, key=lambda node: rank(request.digest, node, self._room[node.node_id]))
+        return min(nodes, key=lambda node: rank(request, node, self._room[node.node_id], self._blanks[node.node_id]))
 
     def _room_soon(self, node: NodeView) -> int:
         return self._room[node.node_id] + self._coming[node.node_id]
+
+    def _count(self, turn: Turn, taken: int) -> None:
+        assert turn.node is not None
+        name = turn.node.node_id
+        if turn.blank is None:
+            self._room[name] -= taken
+        else:
+            self._blanks[name][turn.blank] -= taken
+        self._promised[name] += taken * (turn.verdict in _PROMISES)
 
     # --- what turned out otherwise -----------------------------------------------------------
 
     def give_back(self, turn: Turn) -> None:
         """The place that the verdict took is not needed after all."""
-        assert turn.node is not None
-        self._room[turn.node.node_id] += 1
-        self._promised[turn.node.node_id] -= turn.verdict in _PROMISES
+        self._count(turn, -1)
         self._waits.clear()
 
     def kept(self, turn: Turn, count: int) -> None:
@@ -141,6 +158,7 @@ class Room:
     def filled(self, node: NodeView) -> None:
         """The node has no free place: somebody else was faster."""
         self._room[node.node_id] = min(self._room[node.node_id], 0)
+        self._blanks[node.node_id].clear()
 
     def gone(self, node: NodeView) -> None:
         """The node takes nothing: it died, or is not ready any more."""

@@ -107,13 +107,17 @@ def fleet_metrics(nodes: Sequence[NodeView], depths: Mapping[str, int], line: in
         labels=["node", "state"],
     )
     replicas = GaugeMetricFamily("sandfleet_node_replicas", "Sandboxes a node may hold.", labels=["node"])
+    blanks = GaugeMetricFamily(
+        "sandfleet_blank_sandboxes", "Blank sandboxes of a node that are ready for a thread.", labels=["node"]
+    )
     inflight = GaugeMetricFamily("sandfleet_ops_inflight", "Operations recorded for a node.", labels=["node"])
     for node in staying(nodes):
         for state, count in place_counts(node).items():
             places.add_metric([node.node_id, state], count)
         replicas.add_metric([node.node_id], node.replicas)
+        blanks.add_metric([node.node_id], sum(node.blanks.values()))
         inflight.add_metric([node.node_id], node.inflight)
-    yield from (places, replicas, inflight)
+    yield from (places, replicas, blanks, inflight)
 
 
 def scheduler_metrics(address: str, registry: CollectorRegistry, store: Store, tally: Tally) -> MetricsServer:

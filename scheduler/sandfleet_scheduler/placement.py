@@ -21,6 +21,7 @@ class PlacementRequest:
         labels: A node must carry all of these.
         home: data_id on which the thread's data lies; None for a new thread.
         fresh: The caller accepts empty data elsewhere when the home is away.
+        spec_digest: Of the whole spec; nodes with a blank sandbox of it come first.
     """
 
     digest: str
@@ -28,6 +29,7 @@ class PlacementRequest:
     labels: Mapping[str, str] = field(default_factory=dict)
     home: str | None = None
     fresh: bool = False
+    spec_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,10 @@ class Decision:
 
 
 def choose_node(request: PlacementRequest, nodes: Iterable[NodeView]) -> Decision:
-    """The nodes that can take the sandbox, best first: at its home if it has one, then where most is free."""
+    """The nodes that can take the sandbox, best first: at its home if it has one, then where a blank one of its spec is
+    ready, then where most is free."""
     fitting, reason = fitting_nodes(request, nodes)
-    ranked = tuple(sorted(fitting, key=lambda node: rank(request.digest, node, node.replicas - node.places)))
+    ranked = tuple(sorted(fitting, key=lambda node: rank(request, node, node.replicas - node.places, node.blanks)))
     place = tuple(node for node in ranked if node.free > 0)
     return Decision(place, ranked, reason or ("" if place else "full"))
 
@@ -68,10 +71,13 @@ def fitting_nodes(request: PlacementRequest, nodes: Iterable[NodeView]) -> tuple
     return tuple(at_home or labelled), ""
 
 
-def rank(digest: str, node: NodeView, room: int) -> tuple[float, int, str]:
-    """The smaller, the better: with ``room`` places left, by the share that is free, so that big nodes do not take
-    everything; then by what is under way; then by the thread."""
-    return -room / node.replicas, node.inflight, _tie(digest, node.node_id)
+def rank(
+    request: PlacementRequest, node: NodeView, room: int, blanks: Mapping[str, int]
+) -> tuple[bool, float, int, str]:
+    """The smaller, the better: whether one of its blank sandboxes has the spec; with ``room`` places left, by the share
+    that is free, so that big nodes do not take everything; then by what is under way; then by the thread."""
+    cold = not blanks.get(request.spec_digest)
+    return cold, -room / node.replicas, node.inflight, _tie(request.digest, node.node_id)
 
 
 def _tie(digest: str, node_id: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from sandfleet.errors import CapacityError, HomeUnavailable, NoCapacity, QuotaExceeded, SandfleetError
+from sandfleet.fleet_facts import place_counts
 from sandfleet.model import NodeState, NodeView
 from sandfleet_scheduler.asking import AcquireRequest
 
@@ -47,19 +49,22 @@ def no_place(
 
 
 def _full(request: AcquireRequest, fitting: list[NodeView], cordoned: str) -> CapacityError:
-    replicas, places = sum(node.replicas for node in fitting), sum(node.places for node in fitting)
-    warm, creating = sum(node.warm for node in fitting), sum(node.creating for node in fitting)
-    active = max(0, places - warm - creating - sum(node.stopping for node in fitting))
+    replicas = sum(node.replicas for node in fitting)
+    counts = Counter[str]()
+    for node in fitting:
+        counts.update(place_counts(node))
+    active, warm, creating, blank = (counts[state] for state in ("live", "warm", "creating", "blank"))
     return NoCapacity(
         f"every fitting node is full: {replicas} places, {active} sandboxes in use, {warm} warm, {creating} being "
-        f"created, and the overflow policy is {request.overflow}; release sandboxes, add nodes or places, or wait in "
-        f"line (overflow_policy: wait){cordoned}",
+        f"created, {blank} being started ahead, and the overflow policy is {request.overflow}; release sandboxes, add "
+        f"nodes or places, or wait in line (overflow_policy: wait){cordoned}",
         retry_after_s=_LATER_S,
         reason="full",
         overflow=request.overflow,
         active=active,
         warm=warm,
         creating=creating,
+        blank=blank,
         replicas=replicas,
     )
 

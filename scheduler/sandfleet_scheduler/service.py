@@ -115,10 +115,11 @@ class Scheduler:
             burst=burst,
             max_per_user=self.max_per_user,
             from_line=from_line,
+            spec_digest=request.spec.digest,
         )
         self.tally.add("placements", told.status)
         if told.status == "reserved" and told.route is not None:
-            self._create(request, told.route)
+            self._create(request, told.route, told.blank)
         elif told.status == "recovering":
             raise NotStarted(
                 f"Redis lost its data; thread {request.identity.thread_id} waits until every node has told what it "
@@ -175,8 +176,10 @@ class Scheduler:
                 return str(info.state)
         return None
 
-    def _create(self, request: AcquireRequest, route: Route) -> None:
-        args = {"spec": request.spec.to_wire(), "asked_at_ms": request.asked_at_ms}
+    def _create(self, request: AcquireRequest, route: Route, blank: str) -> None:
+        args: dict[str, Any] = {"spec": request.spec.to_wire(), "asked_at_ms": request.asked_at_ms}
+        if blank:
+            args["blank"] = blank
         try:
             recorded = self.send("node.create", request.identity, route, args, "creating")
         except SandfleetError as exc:

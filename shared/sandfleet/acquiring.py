@@ -86,9 +86,21 @@ class Asking:
     line_patience_s: float | None = None
 
 
+#: What of the container settings a caller may ask of a node; a node that allows less says so.
+_ASKABLE = ("memory_bytes", "cpus", "pids", "network_mode", "runtime", "preset")
+
+
 def wanted_spec(settings: Settings, spec: SandboxSpec | None = None) -> SandboxSpec:
-    """What is asked for with these settings: their ``environment`` is under that of ``spec``, if one is given."""
-    spec = spec or SandboxSpec(backend=settings.backend, labels=dict(settings.labels))
+    """What is asked for with these settings: their ``environment`` is under that of ``spec``, if one is given.
+
+    Of the container settings only those are asked for that were set: for the others each node has its own.
+    """
+    if spec is None:
+        container = settings.container
+        options = {name: getattr(container, name) for name in _ASKABLE if name in container.model_fields_set}
+        spec = SandboxSpec(
+            backend=settings.backend, image=container.image, labels=dict(settings.labels), options=options
+        )
     return replace(spec, env={**settings.environment, **spec.env}) if settings.environment else spec
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "Completion",
     "Connection",
     "Done",
+    "Finding",
     "Liveness",
     "Operation",
     "SandboxBackend",
@@ -32,13 +33,15 @@ __all__ = [
     "shown_backend",
 ]
 
-#: Built-in backends that separate nothing; said wherever they are named.
-_NOT_ISOLATED = frozenset({"host"})
+#: What separates the sandboxes of the built-in backends, in a word; said wherever they are named.
+_ISOLATION = {
+    "aio": "container", "docker": "container", "host": "not isolated", "local": "namespaces", "mock": "nothing runs"
+}  # fmt: skip
 
 
 def shown_backend(name: str) -> str:
-    """A backend's name for people: one that does not isolate is labelled so."""
-    return f"{name} (not isolated)" if name in _NOT_ISOLATED else name
+    """A backend's name for people, with what separates its sandboxes: ``docker (container)``."""
+    return f"{name} ({_ISOLATION[name]})" if name in _ISOLATION else name
 
 
 class Capability(StrEnum):
@@ -50,6 +53,7 @@ class Capability(StrEnum):
     BINARY = "binary"
     CANCEL = "cancel"
     PROCESS_ISOLATION = "process_isolation"
+    BLANKS = "blanks"
     SURVIVES_NODE = "survives_node"
 
 
@@ -62,13 +66,33 @@ class Liveness(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at on a machine, as `sandfleet doctor` tells it.
+
+    Attributes:
+        name: What was looked at.
+        status: ok, warn or fail.
+        found: What is there.
+        advice: What to do, unless it is ok.
+        ready: False when no sandbox can be started at once because of it.
+    """
+
+    name: str
+    status: str
+    found: str
+    advice: str = ""
+    ready: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxPlan:
     """Everything a backend needs to start a sandbox.
 
     Attributes:
-        sandbox_id: Its id, 8–64 hex digits.
-        identity: The thread (and user) it belongs to.
-        epoch: Of this ownership.
+        sandbox_id: Its id, 8–64 hex digits; of a blank one the name of its slot.
+        identity: The thread (and user) it belongs to; None for a blank sandbox, which belongs to nobody yet and which
+            only backends with `Capability.BLANKS` are asked for.
+        epoch: Of this ownership; 0 for a blank one.
         user_data: The thread's host directory, seen inside as ``/mnt/user-data``; exists with its
             children workspace, uploads and outputs.
         run_dir: A short host directory for sockets and the like, made by the backend, removed by `destroy`.
@@ -77,7 +101,7 @@ class SandboxPlan:
     """
 
     sandbox_id: str
-    identity: Identity
+    identity: Identity | None
     epoch: int
     user_data: Path
     run_dir: Path
@@ -104,8 +128,9 @@ class Completion:
     """How an operation ended: a JSON value with optional bytes, or an error (never both).
 
     Values by kind: execute_command and sessions ``{stdout, stderr, exit_code, signal, duration_s,
-    timed_out, truncated, cancelled}`` · read_file ``{size, total_lines, truncated}`` + content, with ``as_text`` the
-    fields of `sandfleet.model.TextRead` but its text + content ·
+    timed_out, truncated, cancelled}``, where it can be told also ``out_of_memory`` ·
+    read_file ``{size, total_lines, truncated}`` + content, with ``as_text`` the fields of
+    `sandfleet.model.TextRead` but its text + content ·
     write_file ``{size, digest}`` (no digest of an appended file above 4 MiB) · metrics the fields of
     `sandfleet.model.SandboxMetrics` · str_replace ``{count, digest}`` · list_dir ``{entries: [FileInfo
     dicts], truncated}`` · glob ``{paths, truncated}`` · grep ``{matches: [[path, line_number,
@@ -168,7 +193,7 @@ class SandboxBackend(ABC):
     from Celery's main loop. Thread-safe for different sandboxes; the node serialises calls on one sandbox.
 
     Args:
-        settings: The node's settings for this backend (a `sandfleet.config.NodeSettings`).
+        settings: The node's `sandfleet.config.Settings`, with ``node_id`` set to the id it holds.
         on_death: Called (from any thread) with (sandbox_id, reason) when a sandbox ends by itself.
     """
 
@@ -186,6 +211,14 @@ class SandboxBackend(ABC):
         """Why this backend cannot run here, one line each with what to do; empty when it can."""
         return []
 
+    @classmethod
+    def examine(cls, settings: Any) -> list[Finding]:
+        """What it needs on this machine with these `sandfleet.config.Settings`, looked at; changes nothing there.
+
+        May take seconds, and never raises for what it finds: that is a finding.
+        """
+        return []
+
     @abstractmethod
     def create(self, plan: SandboxPlan) -> Connection:
         """Start the sandbox and wait until it answers.
@@ -195,6 +228,41 @@ class SandboxBackend(ABC):
 
         Raises:
             StartFailed: With ``reason`` (a stable word) and what to do.
+        """
+
+    def digest(self, spec: SandboxSpec) -> str:
+        """What sandboxes share that are alike on this node: its own settings are filled in where ``spec`` says nothing.
+
+        Called before anything is started.
+
+        Raises:
+            InvalidArgument: The spec asks for what the backend does not have or the node's operator does not allow.
+        """
+        return spec.digest
+
+    def claim(self, blank_id: str, sandbox_id: str) -> Connection:
+        """A blank sandbox becomes a thread's: known as ``sandbox_id`` from now on, to `destroy`, `probe`, `running` and
+        ``on_death`` alike. Its directories have been given the thread's data before. Needs `Capability.BLANKS`.
+
+        Raises:
+            StartFailed: ``reason`` blank_gone: there is no such blank sandbox, or it is dead. Nothing has changed.
+        """
+        raise NotImplementedError(f"backend {self.name} has no blank sandboxes")
+
+    def leftovers(self) -> dict[str, list[str]]:
+        """Sandboxes on this machine that nodes of this data root made and this instance does not hold, as names for
+        `remove_leftover`, by the id of the node that made them. Never one that somebody else made.
+
+        Raises:
+            SandfleetError: They cannot be listed now.
+        """
+        return {}
+
+    def remove_leftover(self, name: str) -> None:
+        """End one of `leftovers` for good; one that is gone or held by this instance by now is left alone.
+
+        Raises:
+            SandfleetError: It cannot be removed now.
         """
 
     @abstractmethod

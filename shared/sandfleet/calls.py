@@ -67,6 +67,7 @@ def _result(value: Mapping[str, Any], answer: Answer) -> CommandResult:
         truncated=bool(value.get("truncated")),
         signal=value.get("signal"),
         cancelled=bool(value.get("cancelled")),
+        out_of_memory=bool(value.get("out_of_memory")),
         op_id=answer.op_id,
         timings=answer.timings,
     )
@@ -89,6 +90,8 @@ def shown(result: CommandResult, timeout_s: float | None = None) -> str:
         return f"{text}\n{note}" if text else note
     if result.exit_code != 0:
         text += f"\nExit Code: {result.exit_code if result.exit_code is not None else result.signal}"
+        if result.out_of_memory:
+            text += "\nThe command was killed because it took all the memory that the sandbox may have."
     return text or "(no output)"
 
 

@@ -415,9 +415,13 @@ class CommandTimeout(CommandError, TimeoutError):
 
 
 class ResourceLimitExceeded(CommandError):
-    """A limit of the sandbox was hit; ``facts["resource"]`` is memory, pids, disk or output."""
+    """A limit of the sandbox was hit; ``facts["resource"]`` is memory, pids, disk or output.
+
+    Of a command's ``result.check()``: ``result`` holds what it wrote until then.
+    """
 
     code = "resource_limit"
+    result: Any = None
 
 
 class Cancelled(CommandError):

@@ -18,16 +18,18 @@ def shown_state(node: NodeView) -> str:
 def place_counts(node: NodeView) -> dict[str, int]:
     """A node's places by what is in them.
 
-    ``creating + live + warm + stopping`` is what is taken, ``free`` is what is left of ``replicas``. ``burst`` tells
-    how many of those taken are above ``replicas``. ``stopping`` counts removals younger than 30 seconds; longer ones
-    show as live.
+    ``creating + live + warm + blank + stopping`` is what is taken, ``free`` is what is left of ``replicas``. ``burst``
+    tells how many of those taken are above ``replicas``. ``blank`` counts blank sandboxes that are ready or being
+    started. ``stopping`` counts removals younger than 30 seconds; longer ones show as live.
     """
-    live = max(0, node.places - node.creating - node.warm - node.stopping)
+    blank = sum(node.blanks.values()) + node.starting
+    live = max(0, node.places - node.creating - node.warm - blank - node.stopping)
     return {
-        "free": node.free if node.alive else 0,
+        "free": max(0, node.replicas - node.places) if node.alive else 0,
         "creating": node.creating,
         "live": live,
         "warm": node.warm,
+        "blank": blank,
         "stopping": node.stopping,
         "burst": max(0, node.places - node.replicas),
     }

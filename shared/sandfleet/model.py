@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from sandfleet.errors import CommandFailed, CommandTimeout
+from sandfleet.errors import CommandFailed, CommandTimeout, ResourceLimitExceeded
 
 __all__ = [
     "CommandResult",
@@ -72,6 +74,7 @@ class CommandResult(Mapping[str, Any]):
         truncated: More output was produced than kept.
         signal: Name of the signal that ended it, such as ``SIGKILL``, or None.
         cancelled: Somebody cancelled it while it ran.
+        out_of_memory: It was killed because the sandbox's memory was used up (where the sandbox can tell).
         op_id: The operation, for `cancel`, ``sandfleet story`` and logs.
         timings: Where the time went.
     """
@@ -84,6 +87,7 @@ class CommandResult(Mapping[str, Any]):
     truncated: bool = False
     signal: str | None = None
     cancelled: bool = False
+    out_of_memory: bool = False
     op_id: str = ""
     timings: Timings = field(default_factory=Timings)
 
@@ -97,6 +101,7 @@ class CommandResult(Mapping[str, Any]):
 
         Raises:
             CommandTimeout: The deadline ended it.
+            ResourceLimitExceeded: It took all the memory that the sandbox may have.
             CommandFailed: It exited with another code or by a signal.
         """
         if self.timed_out:
@@ -108,6 +113,17 @@ class CommandResult(Mapping[str, Any]):
             )
             timeout.result = self
             raise timeout
+        if self.out_of_memory:
+            exceeded = ResourceLimitExceeded(
+                "the command was killed because it took all the memory that the sandbox may have; give it less to do, "
+                "or the sandbox more (memory_bytes)",
+                op_id=self.op_id,
+                resource="memory",
+                stdout=self.stdout[-2000:],
+                stderr=self.stderr[-2000:],
+            )
+            exceeded.result = self
+            raise exceeded
         if self.exit_code != 0:
             how = f"exit code {self.exit_code}" if self.exit_code is not None else f"signal {self.signal}"
             tail = self.stderr.strip()[-500:]
@@ -237,19 +253,36 @@ class SandboxSpec:
 
     Attributes:
         backend: Name of the node-side technology (local, mock, docker…).
-        image: Container image; empty where the backend has none.
+        image: Container image; empty where the backend has none, else the node's own.
         env: Environment of every command; values may be secrets and are never logged.
         labels: A node must carry all of these to be chosen.
+        options: What else the caller asks of a container (``memory_bytes``, ``cpus``, ``network_mode``…), JSON values.
+            The node checks them against what its operator allows; what is absent is the node's own.
     """
 
     backend: str = "local"
     image: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits that equal specs share, whatever their labels: those choose a node, not what runs there."""
+        wire = {key: value for key, value in self.to_wire().items() if key != "labels"}
+        text = json.dumps(wire, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def to_wire(self) -> dict[str, Any]:
         """JSON form."""
-        return {**asdict(self), "env": dict(self.env), "labels": dict(self.labels)}
+        # Written out: a scheduler does this for everybody who stands in line, and asdict is slow.
+        return {
+            "backend": self.backend,
+            "image": self.image,
+            "env": dict(self.env),
+            "labels": dict(self.labels),
+            "options": dict(self.options),
+        }
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> SandboxSpec:
@@ -259,6 +292,7 @@ class SandboxSpec:
             image=str(data.get("image", "")),
             env=_texts(data.get("env")),
             labels=_texts(data.get("labels")),
+            options=dict(options) if isinstance(options := data.get("options"), Mapping) else {},
         )
 
 
@@ -284,9 +318,11 @@ class SandboxInfo:
 class NodeView:
     """A node as placement sees it. ``data_id`` names the data root: nodes with one data_id share thread data.
 
-    ``places`` counts everything that takes one: ``creating``, ``stopping``, warm and live. ``stopping`` counts only
-    removals younger than 30 s: these places are about to be free. ``idlest`` names up to 32 of its warm sandboxes as
-    (sandbox id, warm since ms), longest idle first. ``reason`` says why it is cordoned, where that was told.
+    ``places`` counts everything that takes one: ``creating``, ``stopping``, warm, live and blank. ``stopping`` counts
+    only removals younger than 30 s: these places are about to be free. ``idlest`` names up to 32 of its warm sandboxes
+    as (sandbox id, warm since ms), longest idle first. ``reason`` says why it is cordoned, where that was told.
+    ``blanks`` counts its blank sandboxes that are ready, by the digest of their spec; ``starting`` those that are not
+    yet, which ``creating`` leaves out.
     """
 
     node_id: str
@@ -310,8 +346,10 @@ class NodeView:
     stopping: int = 0
     reason: str = ""
     idlest: tuple[tuple[str, int], ...] = ()
+    blanks: Mapping[str, int] = field(default_factory=dict)
+    starting: int = 0
 
     @property
     def free(self) -> int:
-        """Places that nothing occupies or has reserved."""
-        return max(0, self.replicas - self.places)
+        """Places that a thread can have at once: those that nothing occupies or has reserved, and those of blanks."""
+        return max(0, self.replicas - self.places) + sum(self.blanks.values())

@@ -261,7 +261,7 @@ class SandboxProvider:
                 self._released[sandbox_id] = None
                 if len(self._released) > _RELEASED_KEPT:
                     self._released.popitem(last=False)
-        if ended and self.settings.destroy_on_release:
+        if ended and self.settings.ends_on_release:
             identity = target.identity
             yield Do(lambda: self._end_released(client, identity, sandbox_id))
 

@@ -30,6 +30,7 @@ from sandfleet.config import Settings
 from sandfleet.embedded_redis import find_redis_server, redis_config
 from sandfleet.errors import ConfigError, SandfleetError, StoreUnavailable, Unavailable
 from sandfleet.ids import check_node_id
+from sandfleet.left_behind import end_left_behind
 from sandfleet.metrics import nth_address
 from sandfleet.store import Store, open_store
 from sandfleet.trees import remove_tree
@@ -85,8 +86,7 @@ class Stack:
         self.loglevel = loglevel
         self.flower_port, self._flower_password = flower_port, flower.new_password()
         self._turns: dict[str, int] = {}
-        self._redis_url = redis_url
-        self._durable = durable
+        self._redis_url, self._durable = redis_url, durable
         self._wanted_dir = state_dir
         self._env = dict(env or {})
         self._node_env = {node_id: dict(extra) for node_id, extra in (node_env or {}).items()}
@@ -97,8 +97,7 @@ class Stack:
         self._spawner: Spawner | None = None
         self._settings: Settings | None = None
         self._store: Store | None = None
-        self.state_dir = Path()
-        self.log_dir = Path()
+        self.state_dir = self.log_dir = Path()
 
     # --- the whole -----------------------------------------------------------------------------
 
@@ -142,6 +141,8 @@ class Stack:
         try:
             # Nodes and scheduler need Redis to leave in order, but not each other.
             end_all(leaving, grace_s=_GRACE_S)
+            if dead := [name for name, node in self.nodes.items() if node.returncode]:
+                end_left_behind(self.settings, dead)
             end_all([child for name, child in self._children.items() if name == _REDIS], grace_s=_GRACE_S)
         finally:
             for child in self._children.values():
@@ -210,8 +211,7 @@ class Stack:
     @property
     def redis(self) -> subprocess.Popen[bytes] | None:
         """The private Redis' process."""
-        child = self._children.get(_REDIS)
-        return child.process if child is not None else None
+        return self._children[_REDIS].process if _REDIS in self._children else None
 
     def log(self, name: str) -> Path:
         """Where a process (``redis``, ``scheduler``, ``flower`` or a node id) writes."""

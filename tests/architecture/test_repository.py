@@ -78,15 +78,24 @@ def test_the_readme_begins_with_the_two_commands_and_make_knows_them() -> None:
         assert target in targets
 
 
-def test_the_lock_holds_every_package_by_hash_and_names_no_index() -> None:
-    lock = (ROOT / "requirements.lock").read_text()
+@pytest.mark.parametrize("path", ["requirements.lock", "images/service/requirements.lock"])
+def test_the_lock_holds_every_package_by_hash_and_names_no_index(path: str) -> None:
+    lock = (ROOT / path).read_text()
     entries = re.findall(r"^[a-z0-9](?:[^\n]*\\\n)*[^\n]*", lock, flags=re.MULTILINE)
     assert len(entries) > 20
     assert [entry.splitlines()[0] for entry in entries if "--hash=sha256:" not in entry] == []
     assert re.findall(r"^--.*|.*://.*|.* @ .*", lock, flags=re.MULTILINE) == []
 
 
-@pytest.mark.parametrize("path", [".ci/run", ".ci/venv"])
+def test_the_service_image_holds_nothing_that_the_tests_did_not_run_with() -> None:
+    def pins(path: str) -> set[str]:
+        return set(re.findall(r"^[a-z0-9][^ ]*==[^ ]+", (ROOT / path).read_text(), flags=re.MULTILINE))
+
+    assert len(pins("images/service/requirements.lock")) > 30
+    assert pins("images/service/requirements.lock") <= pins("requirements.lock"), "type: make lock"
+
+
+@pytest.mark.parametrize("path", sorted(str(path.relative_to(ROOT)) for path in (ROOT / ".ci").iterdir()))
 def test_script_is_executable(path: str) -> None:
     assert os.access(ROOT / path, os.X_OK)
 

@@ -6,11 +6,12 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import redis
 
-__all__ = ["RedisCalls", "interleaved", "p50", "rss_mib", "throughput"]
+__all__ = ["Memory", "RedisCalls", "cgroup_mib", "interleaved", "memory_mib", "p50", "rss_mib", "throughput"]
 
 
 def p50(samples: list[float]) -> float:
@@ -66,6 +67,35 @@ def rss_mib(pid: int) -> float:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
     raise ValueError(f"no VmRSS for {pid}")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A process' memory in MiB: all of it (its PSS if nobody shared anything with it), its share of it, its own."""
+
+    rss: float
+    pss: float
+    private: float
+
+
+def memory_mib(pid: int) -> Memory:
+    """What a process has now."""
+    fields = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        name, _, value = line.partition(":")
+        fields[name] = int(value.split()[0]) / 1024
+    return Memory(fields["Rss"], fields["Pss"], fields["Private_Clean"] + fields["Private_Dirty"])
+
+
+def cgroup_mib(pid: int) -> float:
+    """What is charged to a process' cgroup: its memory, its page cache and the kernel's for it."""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            return int(Path(f"/sys/fs/cgroup/memory{path}/memory.usage_in_bytes").read_text()) / 1024**2
+        if number == "0" and (file := Path(f"/sys/fs/cgroup{path}/memory.current")).exists():
+            return int(file.read_text()) / 1024**2
+    raise ValueError(f"no memory cgroup for {pid}")
 
 
 class RedisCalls:

@@ -25,7 +25,7 @@ class Ticking:
 def told(answer: Any) -> Any:
     """What of an answer must be equal: epochs and times are each store's own."""
     if isinstance(answer, Reserved):
-        return answer.status, place(answer.route), bool(answer.evict)
+        return answer.status, place(answer.route), bool(answer.evict), answer.blank
     return answer
 
 
@@ -47,6 +47,8 @@ def fleet(world: World, nodes: Sequence[str], threads: Sequence[Identity]) -> An
     return {
         "nodes": [(n.node_id, n.incarnation, n.state, n.alive, n.places, n.warm, n.inflight) for n in store.nodes()],
         "places": [(n.creating, n.stopping, {sid for sid, _ in n.idlest}) for n in store.nodes()],
+        "blanks": [(n.starting, n.blanks, n.free) for n in store.nodes()],
+        "slots": [store.blanks(name) for name in nodes],
         "line": [(parked.digest, parked.user_id, parked.request) for parked in store.parked()],
         "by_node": [[(i.sandbox_id, i.state) for i in store.sandboxes(node_id=name)] for name in nodes],
         "waiting": [world.waiting(identity) for identity in threads],

@@ -157,6 +157,14 @@ class World:
         assert reserved.route is not None
         return reserved.route
 
+    def begin_blank(self, slot: str, node_id: str = "n1", incarnation: str = "i1", *, reserve_free: int = 0) -> bool:
+        return self.store.begin_blank(node_id, incarnation, slot, expires_s=LONG_S, reserve_free=reserve_free)
+
+    def blank(self, slot: str, digest: str = "d1", node_id: str = "n1", incarnation: str = "i1") -> None:
+        """A blank sandbox that is ready."""
+        assert self.begin_blank(slot, node_id, incarnation)
+        assert self.store.blank_ready(node_id, incarnation, slot, spec_digest=digest)
+
     def live(self, identity: Identity = ALICE, *, agent: str = "agent-1", node_id: str = "n1") -> Route:
         """A live sandbox held by ``agent`` (warm with "")."""
         node = next(n for n in self.store.nodes() if n.node_id == node_id)

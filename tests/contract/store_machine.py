@@ -2,9 +2,9 @@
 
 Each rule does the same to a `MemoryStore` and to Redis and compares what they say; after each step both must
 show the same fleet, and the promises of the design must hold in it: a thread has one sandbox, places never
-exceed the replicas (but by what was adopted or is a burst), a user is counted for the places taken and no more than
-allowed, whoever stands in line is waited for and has nothing, nobody overtakes the line, nothing in use is reaped, an
-epoch never goes back, every operation is answered once.
+exceed the replicas (but by what was adopted or is a burst), a blank sandbox is given once, a user is counted for the
+places taken and no more than allowed, whoever stands in line is waited for and has nothing, nobody overtakes the line,
+nothing in use is reaped, an epoch never goes back, every operation is answered once.
 """
 
 from __future__ import annotations
@@ -15,18 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from sandfleet.errors import SandfleetError
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState, SandboxState
 from sandfleet.store.base import Push, Reserved, Route, Waiter
+from tests.contract.store_blank_rules import DIGESTS, NODES, BlankRules
 from tests.contract.store_compared import Ticking, fleet, place, renamed, swept, told
 from tests.contract.store_fixtures import ERROR, LONG_S, SPEC, MemoryWorld, RedisWorld, World
 
@@ -35,20 +30,21 @@ BURST = 1
 USER = "u"
 EXPECT = ("live", "live", "live", "creating", "stopping")
 TROUBLE = ("lapse", "retire", "drain", "flush", "recovered", "cordoned", "draining", "stale", "impatience")
-NODES = ("n1", "n2")
 THREADS = (Identity("thread-0"), *(Identity(f"thread-{i}", USER) for i in (1, 2, 3)))
 AGENTS = ("x", "y")
 
 nodes = st.sampled_from(NODES)
 threads = st.sampled_from(THREADS)
 agents = st.sampled_from(AGENTS)
+flags = st.booleans()
+digests = st.sampled_from(DIGESTS)
 back = st.integers(0, 2)  # how far back in a thread's routes or the operations to reach
 
 _turn = itertools.count()
 Pair = tuple[Route, Route]
 
 
-class TwoStores(RuleBasedStateMachine):
+class TwoStores(BlankRules):
     """The machine; `url` is set by the test that runs it."""
 
     url = ""
@@ -170,10 +166,11 @@ class TwoStores(RuleBasedStateMachine):
 
         self.both(act)
 
-    @rule(identity=threads, node=nodes, most=st.integers(0, 2), burst=st.booleans(), from_line=st.booleans())
-    def reserve(self, identity: Identity, node: str, most: int, burst: bool, from_line: bool) -> None:
-        line = [parked.digest for parked in self.memory.store.parked()]
-        options = {"max_per_user": most, "burst": burst, "from_line": from_line}
+    @rule(identity=threads, node=nodes, most=st.integers(0, 2), burst=flags, from_line=flags, digest=digests)
+    def reserve(self, identity: Identity, node: str, most: int, burst: bool, from_line: bool, digest: str) -> None:
+        line, before = [parked.digest for parked in self.memory.store.parked()], self.memory.places(node)
+        ready = self.memory.store.blanks(node)
+        options = {"max_per_user": most, "burst": burst, "from_line": from_line, "spec_digest": digest}
         answers = self.both(lambda w, _: w.reserve(identity, node, self.incarnation(node), **options))
         first, second = answers
         assert isinstance(first, Reserved)
@@ -182,11 +179,12 @@ class TwoStores(RuleBasedStateMachine):
             assert not evict or (evict.state, evict.user_id) == (SandboxState.WARM, USER)
         if first.status == "reserved":
             self.routes[identity].append((first.route, second.route))
-            if burst and self.memory.places(node) > REPLICAS:
+            self.given_once(node, first.blank, ready, digest)
+            if burst and not first.blank and self.memory.places(node) > REPLICAS:
                 self.overbooked.add(node)
             else:
                 assert identity.digest in line or not line, "it overtook those who stand in line"
-            assert self.memory.places(node) <= REPLICAS + BURST * burst
+            assert self.memory.places(node) <= (before if first.blank else REPLICAS + BURST * burst)
             assert not most or identity.user_id is None or len(self.memory.counted_for(USER)) <= self.allowed(most)
             for side, reserved in enumerate(answers):
                 assert reserved.route.epoch > self.epochs.get((side, identity), 0)
@@ -223,7 +221,7 @@ class TwoStores(RuleBasedStateMachine):
         line = self.memory.store.parked(limit=1)
         for parked in line:
             identity = next(identity for identity in THREADS if identity.digest == parked.digest)
-            self.reserve(identity, node, most, burst=False, from_line=True)
+            self.reserve(identity, node, most, burst=False, from_line=True, digest=DIGESTS[1])
 
     @rule(identity=threads, ago=back)
     def created(self, identity: Identity, ago: int) -> None:
@@ -233,7 +231,7 @@ class TwoStores(RuleBasedStateMachine):
     @rule(identity=threads, node=nodes, agent=agents, count=st.integers(0, 2))
     def live_with_operations(self, identity: Identity, node: str, agent: str, count: int) -> None:
         """Most of what matters happens to a sandbox that somebody uses."""
-        self.reserve(identity, node, 0, burst=False, from_line=False)
+        self.reserve(identity, node, 0, burst=False, from_line=False, digest=DIGESTS[0])
         self.created(identity, 0)
         self.acquire(identity, agent, "c1")
         for _ in range(count):
@@ -362,8 +360,8 @@ class TwoStores(RuleBasedStateMachine):
             assert max(Counter(i.thread_id for i in infos).values(), default=0) <= 1
             for node in world.store.nodes():
                 here = [i for i in infos if i.node_id == node.node_id]
-                sure = sum(1 for i in here if i.state != SandboxState.CREATING)
-                assert sure <= node.places <= len(here)
+                sure = sum(1 for i in here if i.state != SandboxState.CREATING) + sum(node.blanks.values())
+                assert sure <= node.places <= len(here) + len(self.blank_places(world, node.node_id))
                 # An adoption alone may take a place too many; until it is given back nobody takes another.
                 if node.places <= REPLICAS and world is self.redis:
                     self.overbooked.discard(node.node_id)
@@ -372,7 +370,7 @@ class TwoStores(RuleBasedStateMachine):
     @invariant()
     def a_user_is_counted_for_the_places_taken(self) -> None:
         for world in self.worlds:
-            taken = {sandbox_id for name in NODES for sandbox_id in world.counted_on(name)}
+            taken = {one for name in NODES for one in world.counted_on(name) - self.blank_places(world, name)}
             infos = [info for sandbox_id in taken if (info := world.store.sandbox(sandbox_id)) is not None]
             assert len(infos) == len(taken)
             assert world.counted_for(USER) == {info.sandbox_id for info in infos if info.user_id == USER}

@@ -11,11 +11,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from sandfleet.ids import Identity
+from tests.contract.store_blank_rules import DIGESTS
 from tests.contract.store_machine import AGENTS, EXPECT, NODES, THREADS, TROUBLE, TwoStores
 
 LIVES = {
     "live_with_operations": (8, lambda dice: (*who(dice), dice.choice(AGENTS), dice.randint(0, 2))),
-    "reserve": (4, lambda dice: (*who(dice), dice.randint(0, 2), dice.random() < 0.3, dice.random() < 0.3)),
+    "reserve": (
+        4,
+        lambda dice: (*who(dice), dice.randint(0, 2), dice.random() < 0.3, dice.random() < 0.3, dice.choice(DIGESTS)),
+    ),
     "park": (6, lambda dice: (dice.choice(THREADS),)),
     "withdraw": (2, lambda dice: (dice.randint(0, 5),)),
     "serve": (4, lambda dice: (dice.choice(NODES), dice.choice([0, 0, 1, 2]))),
@@ -35,6 +39,10 @@ LIVES = {
     "claim": (8, lambda dice: (dice.randint(0, 5),)),
     "finish": (8, lambda dice: (dice.randint(0, 5), dice.random() < 0.3, dice.random() < 0.2)),
     "cancel": (3, lambda dice: (dice.randint(0, 5),)),
+    "begin_blank": (6, lambda dice: (dice.choice(NODES), dice.randint(0, 1), dice.random() < 0.05)),
+    "blank_ready": (6, lambda dice: (dice.randint(0, 2), dice.choice(DIGESTS[:2]), dice.random() < 0.1)),
+    "blank_gone": (2, lambda dice: (dice.randint(0, 2),)),
+    "start_takes_too_long": (1, lambda dice: (dice.randint(0, 2),)),
     "sweep": (3, lambda dice: (dice.choice(NODES),)),
     "disturb": (3, lambda dice: (dice.choice(NODES), dice.randint(1, 3), dice.choice(TROUBLE))),
     "recover": (4, lambda dice: (dice.choice(NODES), dice.randint(1, 3), dice.random() < 0.3)),
@@ -62,6 +70,8 @@ def test_long_lives_keep_every_promise(fresh_redis_url: str, seed: int) -> None:
                 continue
             if name == "withdraw" and not machine.waiters:
                 continue
+            if name in ("blank_ready", "blank_gone", "start_takes_too_long") and not machine.slots:
+                continue
             arguments = LIVES[name][1](dice)
             story.append((name, arguments))
             getattr(machine, name)(*arguments)
@@ -69,6 +79,7 @@ def test_long_lives_keep_every_promise(fresh_redis_url: str, seed: int) -> None:
             machine.a_thread_has_one_sandbox_and_places_are_kept()
             machine.every_operation_is_answered_once()
             machine.a_user_is_counted_for_the_places_taken()
+            machine.blanks_are_their_nodes_own()
             machine.whoever_stands_in_line_waits_for_a_place()
     except BaseException:
         print(f"seed {seed}", *story, sep="\n")

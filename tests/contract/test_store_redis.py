@@ -35,6 +35,18 @@ def test_reservations_of_many_threads_never_exceed_the_places(redis_world: Redis
     assert world.places() == 5
 
 
+def test_a_blank_that_many_threads_want_at_once_is_given_to_one(redis_world: RedisWorld) -> None:
+    world = redis_world
+    world.announce(replicas=8)
+    slots = {f"s{i}" for i in range(8)}
+    for i, slot in enumerate(sorted(slots)):
+        world.blank(slot, f"d{i % 2}")
+    told = together(20, lambda i: world.reserve(Identity(f"t{i}"), spec_digest=f"d{i % 3}"))
+    assert Counter(reserved.status for reserved in told) == {"reserved": 8, "full": 12}
+    assert Counter(reserved.blank for reserved in told if reserved.route) == dict.fromkeys(slots, 1)
+    assert (world.places(), world.store.blanks("n1")) == (8, {})
+
+
 def test_two_hundred_threads_record_and_nothing_is_lost(redis_world: RedisWorld) -> None:
     world = redis_world
     world.announce()
@@ -153,6 +165,8 @@ def test_a_forked_child_uses_connections_of_its_own(redis_world: RedisWorld) -> 
 def test_a_full_redis_takes_nothing_new_but_lets_the_old_end(full: RedisWorld) -> None:
     route = full.live()
     full.listen()
+    full.blank("s1")
+    assert full.begin_blank("s2")
     full.record(route)
     full.record(route, "big")
     full.raw.config_set("maxmemory", 1)
@@ -161,6 +175,15 @@ def test_a_full_redis_takes_nothing_new_but_lets_the_old_end(full: RedisWorld) -
     assert refused.value.facts["reason"] == "full"
     assert refused.value.retry_after_s
     assert full.store.op("o2") is None
+    with pytest.raises(StoreUnavailable):
+        full.begin_blank("s3")
+    with pytest.raises(StoreUnavailable):
+        full.store.blank_ready("n1", "i1", "s2", spec_digest="d1")
+    with pytest.raises(StoreUnavailable):
+        full.reserve(Identity("bob"), spec_digest="d1")
+    assert full.store.blanks("n1") == {"s1": "d1"}
+    assert (full.places(), full.store.nodes()[0].starting) == (3, 1)
+    assert full.store.blank_gone("n1", "i1", "s1")
     assert full.raw.zrange("test:inflight:n1", 0, -1) == ["o1", "big"]
     assert full.store.renew_agents("agent-1", {route.sandbox_id: ALICE.digest}, ttl_s=60) == []
     assert full.store.claim("o1", route).status == "claimed"
@@ -239,6 +262,9 @@ def test_every_key_ends_by_itself_after_a_full_life(redis_world: RedisWorld) -> 
     world.store.lock("l", "me", ttl_s=60)
     world.store.release(route.sandbox_id, ALICE.digest, "agent-1")
     world.live(Identity("warm"), agent="")
+    world.blank("s1", node_id="n2", incarnation="j1")
+    world.announce("n3", "k1")
+    assert world.begin_blank("s2", "n3", "k1")
     for _ in range(2):
         world.store.create_failed(world.reserved(Identity("fails")), {**ERROR, "code": "start_failed"})
     world.reserved(Identity("of", "user"))
@@ -250,7 +276,7 @@ def test_every_key_ends_by_itself_after_a_full_life(redis_world: RedisWorld) -> 
     kinds = {re.sub(r"^test:(\w+).*", r"\1", key) for key in world.key_names()}
     assert kinds >= {"blob", "blobs", "bytes", "busy", "fleet", "id", "inflight", "lease", "lock", "node", "nodes"}
     assert kinds >= {"answer", "op", "places", "reply", "sandbox", "sandboxes", "story", "thread", "waiting", "warm"}
-    assert kinds >= {"failing", "line", "parked", "stopping", "turns", "user"}
+    assert kinds >= {"blanks", "failing", "line", "parked", "stopping", "turns", "user"}
 
     world.store.begin_stop(route.sandbox_id, owner=None, force=True, reason="x")
     world.store.finish("left", route, outcome="ok", reply="{}")
@@ -259,13 +285,24 @@ def test_every_key_ends_by_itself_after_a_full_life(redis_world: RedisWorld) -> 
     world.store.withdraw(Identity("parked", "u"), "again")
     world.store.blob_drop("b")
     world.store.close_replies("c1")
-    for node in ("n1", "n2"):
+    for node in ("n1", "n2", "n3"):
         world.lapse_lease(node)
         world.store.close_incarnation(node, None, reason="retired")
     assert_all_end(world)
     left = {re.sub(r"^test:(\w+).*", r"\1", key) for key in world.key_names()}
-    assert left.isdisjoint({"parked", "turns", "user", "stopping"})
+    assert left.isdisjoint({"blanks", "parked", "turns", "user", "stopping"})
     assert left.isdisjoint({"agents", "busy", "places", "warm", "inflight", "blob", "blobs", "bytes", "reply", "lease"})
+
+
+def test_the_places_of_a_node_that_lives_are_kept_alive(redis_world: RedisWorld) -> None:
+    world = redis_world
+    world.announce()
+    world.blank("s1")
+    keys = ("test:places:n1", "test:blanks:n1")
+    for key in keys:
+        assert world.raw.expire(key, 60)
+    world.store.renew("n1", "i1", lease_s=60)
+    assert [world.raw.ttl(key) > 29 * 86400 for key in keys] == [True, True]
 
 
 def assert_all_end(world: RedisWorld) -> None:

@@ -18,7 +18,9 @@ def test_the_demo_does_every_step_and_leaves_nothing_behind() -> None:
     require("redis")
     require("bwrap")
     command = [sys.executable, "-c", "import sys; from sandfleet.cli import main; sys.exit(main())"]
-    done = subprocess.run([*command, "demo", "--json"], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [*command, "demo", "--backend", "local", "--json"], capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.stdout, done.stderr
     told = json.loads(done.stdout)
     wrong = [step for step in told["steps"] if not step["ok"]]

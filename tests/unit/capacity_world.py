@@ -1,5 +1,5 @@
-"""A fleet in one thread, turned by hand: the real scheduler over the memory store, nodes that hold mock sandboxes, and
-threads that come, wait, work and leave. What happens depends on a seed alone."""
+"""A fleet in one thread, turned by hand: the real scheduler over the memory store, nodes that hold mock sandboxes and
+start blank ones ahead, and threads that come, wait, work and leave. What happens depends on a seed alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sandfleet.ids import Identity
 from sandfleet.model import SandboxSpec, SandboxState
 from sandfleet.store.base import NodeRecord, Push, Reserved, Route, Waiter
 from sandfleet.store.memory import MemoryStore
+from sandfleet.store.memory_steps import is_blank
 from sandfleet.testing import ManualClock
 from sandfleet.testing.backend import MockBackend, MockConnection
 from sandfleet.wire import SCHEDULER_QUEUE, OpMessage, celery_message, node_queue
@@ -25,6 +27,11 @@ from sandfleet_scheduler.serving import LineServer
 TICK_S = 0.1
 LONG_S = 1e6
 CLIENT = "c"
+_START_WITHIN_TICKS = 8
+
+
+def spec_of(kind: str) -> SandboxSpec:
+    return SandboxSpec("mock", env={"KIND": kind})
 
 
 @dataclass(eq=False)
@@ -34,6 +41,7 @@ class Member:
     Attributes:
         comes_at, stays, patience: In ticks; None: it waits for as long as it takes.
         made_before, made_by_then: How many sandboxes had been made when it began to wait, and when it got its own.
+        kind: Of sandbox that it wants.
     """
 
     identity: Identity
@@ -49,6 +57,7 @@ class Member:
     made_before: int = 0
     made_by_then: int = 0
     was_parked: bool = False
+    kind: str = "a"
 
     @property
     def agent(self) -> str:
@@ -56,13 +65,24 @@ class Member:
 
 
 class MockNode:
-    """Takes the messages of its queue, and does with mock sandboxes what they say: some at once, some ticks later."""
+    """Takes the messages of its queue, and does with mock sandboxes what they say: some at once, some ticks later.
 
-    def __init__(self, store: MemoryStore, node_id: str, replicas: int) -> None:
+    Args:
+        kinds: Those of which it keeps a blank sandbox ready; a kind may be named more than once.
+        idle_s: Warm sandboxes end after so long; None: never.
+    """
+
+    def __init__(
+        self, store: MemoryStore, node_id: str, replicas: int, kinds: tuple[str, ...], idle_s: float | None
+    ) -> None:
+        self.kinds, self.idle_s, self.incarnation = kinds, idle_s, f"{node_id}-1"
+        #: Blank sandboxes that run, with their kind; those that are not ready yet, with the tick at which they will be.
+        self.blanks: dict[str, str] = {}
+        self.starting: dict[str, int] = {}
         self._due: list[tuple[int, OpMessage]] = []
         self.store, self.node_id, self.replicas = store, node_id, replicas
         self.backend = MockBackend(factory=lambda plan: MockConnection(plan.sandbox_id))
-        store.announce(NodeRecord(node_id, f"{node_id}-1", replicas, "data", ("mock",)), lease_s=LONG_S)
+        store.announce(NodeRecord(node_id, self.incarnation, replicas, "data", ("mock",)), lease_s=LONG_S)
 
     def work(self, now: int, dice: random.Random) -> Counter[str]:
         done: Counter[str] = Counter()
@@ -78,7 +98,8 @@ class MockNode:
             sandbox_id = message.route.sandbox_id
             if message.kind == "node.create":
                 assert sandbox_id not in self.backend.running(), "made twice"
-                self.backend._connections[sandbox_id] = MockConnection(sandbox_id)
+                done += self._give_blank(message)
+                self._start(sandbox_id)
                 if not self.store.created(message.route):
                     self.backend.destroy(sandbox_id)
                 done["created"] += 1
@@ -87,7 +108,68 @@ class MockNode:
                 assert self.store.stopped(message.route)
                 done["removed"] += 1
             self.store.finish(message.op_id, message.route, outcome="ok", reply="{}")
+        done += self._reap()
+        self._finish_starts(now)
+        self._refill(now, dice)
         return done
+
+    @property
+    def promised(self) -> set[str]:
+        """Blank sandboxes whose place a thread has taken over, and whose message is not handled yet."""
+        return {str(message.args["blank"]) for _, message in self._due if "blank" in message.args}
+
+    def _start(self, sandbox_id: str) -> None:
+        self.backend._connections[sandbox_id] = MockConnection(sandbox_id)
+
+    def _reap(self) -> Counter[str]:
+        ended: Counter[str] = Counter()
+        if self.idle_s is None:
+            return ended
+        until = self.store.now_ms() - int(self.idle_s * 1000)
+        for one in self.store.sweep(self.node_id, self.incarnation):
+            stop = self.store.begin_stop(
+                one.sandbox_id, owner=None, force=False, reason="idle", if_warm_before_ms=until
+            )
+            if stop.status == "recorded" and stop.route is not None:
+                self.backend.destroy(one.sandbox_id)
+                assert self.store.stopped(stop.route)
+                ended["reaped"] += 1
+        return ended
+
+    def _give_blank(self, message: OpMessage) -> Counter[str]:
+        """A node renames a blank sandbox of the right kind, and removes another; here both are an end and a start."""
+        slot = message.args.get("blank")
+        if slot is None:
+            return Counter(cold=1)
+        kind = self.blanks.pop(slot)
+        assert slot not in self.starting, "it was not ready"
+        self.backend.destroy(slot)
+        wanted = SandboxSpec.from_wire(message.args["spec"])
+        return Counter(claimed=1) if wanted == spec_of(kind) else Counter(given_up=1)
+
+    def _finish_starts(self, now: int) -> None:
+        for slot in [slot for slot, tick in self.starting.items() if tick <= now]:
+            del self.starting[slot]
+            digest = spec_of(self.blanks[slot]).digest
+            if not self.store.blank_ready(self.node_id, self.incarnation, slot, spec_digest=digest):
+                self._remove(slot)
+
+    def _refill(self, now: int, dice: random.Random) -> None:
+        missing = Counter(self.kinds) - Counter(self.blanks.values())
+        for kind in sorted(missing.elements()):
+            slot = f"{dice.getrandbits(64):016x}"
+            expires_s = _START_WITHIN_TICKS * TICK_S
+            if not self.store.begin_blank(self.node_id, self.incarnation, slot, expires_s=expires_s, reserve_free=1):
+                return
+            self.blanks[slot] = kind
+            # One in ten takes too long.
+            self.starting[slot] = now + (dice.randrange(1, 6) if dice.random() < 0.9 else 2 * _START_WITHIN_TICKS)
+            self._start(slot)
+
+    def _remove(self, slot: str) -> None:
+        del self.blanks[slot]
+        self.backend.destroy(slot)
+        self.store.blank_gone(self.node_id, self.incarnation, slot)
 
 
 def argument_of(message: str) -> tuple[str, dict[str, Any]]:
@@ -99,7 +181,17 @@ def argument_of(message: str) -> tuple[str, dict[str, Any]]:
 class Fleet:
     """Everything, and one tick of it."""
 
-    def __init__(self, *, nodes: int, replicas: int, seed: int, lossy: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        nodes: int,
+        replicas: int,
+        seed: int,
+        lossy: bool = False,
+        kinds: tuple[str, ...] = (),
+        idle_s: float | None = None,
+        **settings: Any,
+    ) -> None:
         self.random = random.Random(seed)
         self.clock = ManualClock()
         self.store = MemoryStore(now_ms=lambda: int(self.clock.now() * 1000))
@@ -107,7 +199,7 @@ class Fleet:
         self.client.learn_clock(self.store.now_ms())
         self.scheduler = Scheduler(self.client)
         self.line = LineServer(self.scheduler)
-        self.nodes = [MockNode(self.store, f"n{number}", replicas) for number in range(nodes)]
+        self.nodes = [MockNode(self.store, f"n{number}", replicas, kinds, idle_s) for number in range(nodes)]
         self.places = nodes * replicas
         self.lossy = lossy
         self.members: list[Member] = []
@@ -119,6 +211,9 @@ class Fleet:
         self.made: list[str] = []
         #: (user, turn) of those who got a place from the line, in that order.
         self.given: list[tuple[str, int]] = []
+        self.blanks_given: set[str] = set()
+        #: For how many ticks somebody has stood in line beside a blank sandbox that is ready, and was so at most.
+        self.kept_from_line = self.longest_kept = 0
         self._reserve, self.store.reserve = self.store.reserve, self._reserve_and_note  # type: ignore[method-assign]
         self.cursor = "0"
         self.now = 0
@@ -147,6 +242,9 @@ class Fleet:
         self._hear()
         if self.now % 10 == 9:
             self.line.serve_if_due()
+        idle = self.store.line_length() and any(self.store.blanks(node.node_id) for node in self.nodes)
+        self.kept_from_line = self.kept_from_line + 1 if idle else 0
+        self.longest_kept = max(self.longest_kept, self.kept_from_line)
         self.clock.advance(TICK_S)
         self.client.learn_clock(self.store.now_ms())
         self.now += 1
@@ -161,7 +259,8 @@ class Fleet:
         op_id = f"op-{member.identity.digest}"
         self.by_op[op_id] = member
         user_id, thread_id = member.identity.user_id, member.identity.thread_id
-        request = {"v": 1, "owner": [user_id, thread_id], "spec": SandboxSpec("mock").to_wire(), "overflow": "wait"}
+        request = {"v": 1, "owner": [user_id, thread_id], "overflow": "wait"}
+        request["spec"] = spec_of(member.kind).to_wire()
         push = Push(SCHEDULER_QUEUE, celery_message("scheduler.acquire", op_id, request, queue="q", describe=""))
         waiter = Waiter(op_id, CLIENT, member.agent, LONG_S)
         found = self.store.acquire(member.identity, waiter, wait_s=LONG_S, push=push)
@@ -215,6 +314,8 @@ class Fleet:
     def _reserve_and_note(self, identity: Identity, *args: Any, **options: Any) -> Reserved:
         stands = self.store._in_line.get(identity.digest)
         told = self._reserve(identity, *args, **options)
+        assert told.blank not in self.blanks_given, "a blank sandbox was given twice"
+        self.blanks_given |= {told.blank} - {""}
         if told.status == "reserved" and stands is not None:
             self.given.append((stands.user, stands.stands[0]))
         return told
@@ -244,8 +345,15 @@ class Fleet:
             assert len(places) <= node.replicas
             assert not seen & set(places), "counted twice"
             seen |= set(places)
-            assert set(node.backend.running()) <= set(places), "runs without a place"
-            for sandbox_id in places:
+            blanks = {member[1:] for member in places if is_blank(member)}
+            assert set(store.blanks(node.node_id)) <= blanks <= set(node.blanks), "a place for what does not run"
+            late = {slot for slot in node.starting if store._place_until(node.node_id, f"~{slot}") <= store.now_ms()}
+            for slot in set(node.blanks) - late:
+                assert (slot in blanks) + (slot in node.promised) == 1, "runs without a place"
+            running = set(node.backend.running()) - late
+            assert running - set(node.blanks) <= set(places), "runs without a place"
+            assert len(running) <= node.replicas, "more run than there are places"
+            for sandbox_id in filterfalse(is_blank, places):
                 sandbox = store._sandboxes.get(sandbox_id)
                 assert sandbox is not None, "a place that nobody gives back"
                 assert sandbox.route.node_id == node.node_id

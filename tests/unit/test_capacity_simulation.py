@@ -113,6 +113,56 @@ def test_a_user_at_its_quota_keeps_nobody_else_waiting() -> None:
     assert {member.state for member in members} == {"served"}
 
 
+def visitors(count: int, seed: int, *, every: int) -> list[Member]:
+    """One comes each so many ticks; every fourth wants another kind of sandbox."""
+    dice = random.Random(seed)
+    return [
+        Member(Identity(f"v{number}"), 20 + every * number, stays=dice.randrange(1, 20), kind="aaab"[number % 4])
+        for number in range(count)
+    ]
+
+
+def test_while_there_is_room_every_new_thread_finds_a_blank_sandbox_of_its_kind() -> None:
+    fleet, members = Fleet(nodes=3, replicas=40, seed=1, kinds=("a", "a", "b")), visitors(90, 1, every=3)
+    run(fleet, members)
+    assert {member.state for member in members} == {"served"}
+    assert fleet.done["claimed"] == len(members) == fleet.done["created"]
+    assert fleet.done["removed"] == fleet.done["cold"] == 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_blank_sandboxes_of_any_kind_are_given_up_before_anybody_waits_or_is_evicted(seed: int) -> None:
+    fleet, members = Fleet(nodes=4, replicas=6, seed=seed, kinds=("a", "a", "b", "c", "d")), crowd(240, seed)
+    for member in members:
+        member.comes_at += 60  # the nodes have filled their pools by then
+    for number, member in enumerate(members):
+        member.kind = "ab"[number % 2]
+    run(fleet, members)
+    assert {member.state for member in members} == {"served"}
+    assert all(member.answers == ["ok"] for member in members)
+    assert fleet.done["created"] == len(members)
+    assert len(fleet.blanks_given) == fleet.done["claimed"] + fleet.done["given_up"]
+    assert min(fleet.done["claimed"], fleet.done["given_up"]) > 0
+    # What becomes ready is told to the line at once, and given away in the next tick.
+    assert fleet.longest_kept <= 1
+    places_were_given_in_the_order_of_turns(fleet)
+    a_user_with_one_thread_does_not_wait_for_one_with_a_thousand(fleet, members)
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_blank_sandboxes_come_back_between_rushes_whoever_gives_up_or_dies(seed: int) -> None:
+    fleet = Fleet(nodes=5, replicas=5, seed=seed, lossy=True, kinds=("a", "b"), idle_s=3)
+    members = crowd(150, seed, restless=True)
+    for number, member in enumerate(members):
+        member.kind = "abc"[number % 3]
+        member.comes_at += 400 * (number % 3)
+    run(fleet, members)
+    assert {member.state for member in members} == {"served", "gave up"}
+    assert all(member.patience is not None for member in members if member.state == "gave up")
+    assert fleet.done["claimed"] > 0
+    assert fleet.longest_kept <= 11, "somebody looks at the line every ten ticks, whoever dies"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_five_thousand_threads_on_fifty_nodes() -> None:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
+from sandfleet.backends import Finding
 from sandfleet.cli import demo, main
 from sandfleet.cli.demo_journal import Journal, Timed, Wrong, expect
 from sandfleet.cli.demo_play import STEPS
-from sandfleet.errors import SandboxLost
+from sandfleet.errors import ConfigError, SandboxLost
 from sandfleet.testing import MockBackend
 
 
@@ -108,3 +109,60 @@ def test_a_backend_that_runs_nothing_is_refused(capsys: pytest.CaptureFixture[st
     assert "cannot run here" in capsys.readouterr().err
     assert main(["demo", "--backend", "nonsense"]) == 2
     assert "local" in capsys.readouterr().err
+
+
+# --- which backend is shown ------------------------------------------------------------------------
+
+
+def _installed(monkeypatch: pytest.MonkeyPatch, **problems: str) -> None:
+    """Backends of these names, each with what an examination finds missing ("" for nothing)."""
+
+    def made(name: str) -> type[MockBackend]:
+        if name not in problems:
+            raise ConfigError(f"no backend {name!r}")
+
+        class Made(MockBackend):
+            capabilities = frozenset({*MockBackend.capabilities, demo.Capability.PROCESS_ISOLATION})
+
+            @classmethod
+            def examine(cls, settings: object) -> list[Finding]:
+                holes = Finding("runc", "fail", "runc 1.0 has holes", "update it")
+                missing = Finding("image", "warn", problems[name], "pull it", ready=False)
+                return [holes, missing] if problems[name] else [holes]
+
+        Made.name = name
+        return Made
+
+    monkeypatch.setattr(demo, "backend_class", made)
+
+
+def test_docker_is_shown_where_a_container_can_be_started_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _installed(monkeypatch, docker="", local="")
+    kind, passed_over = demo.choose("auto")
+    assert (kind.name, passed_over) == ("docker", {"local": "docker isolates better"})
+
+
+def test_without_the_image_local_is_shown_and_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    _installed(monkeypatch, docker="no image", local="")
+    kind, passed_over = demo.choose("auto")
+    assert (kind.name, passed_over) == ("local", {"docker": "no image: pull it"})
+
+
+def test_without_the_docker_sdk_local_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    _installed(monkeypatch, local="")
+    kind, passed_over = demo.choose("auto")
+    assert kind.name == "local"
+    assert "not installed" in passed_over["docker"]
+
+
+def test_a_backend_that_was_asked_for_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    _installed(monkeypatch, docker="no image", local="")
+    with pytest.raises(ConfigError, match="docker: no image: pull it"):
+        demo.choose("docker")
+    assert demo.choose("local")[0].name == "local"
+
+
+def test_where_nothing_can_run_each_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    _installed(monkeypatch, docker="no engine", local="no namespaces")
+    with pytest.raises(ConfigError, match="docker: no engine: pull it; local: no namespaces: pull it"):
+        demo.choose("auto")

@@ -207,3 +207,65 @@ def test_rules_that_no_backend_enforces_are_warned_of() -> None:
         "`sandbox.config.blocked_commands` is checked but not enforced by this version",
         warning=True,
     )
+
+
+# --- what containers make of it --------------------------------------------------------------------
+
+
+def told(tmp_path: Path, text: str) -> dict[str, Notice]:
+    file = tmp_path / "sandfleet.yaml"
+    file.write_text(text)
+    return {notice.key: notice for notice in load_settings({}, config=file).notices}
+
+
+@pytest.mark.parametrize("place", ["mode: {}", "config: {{mode: {}}}"])
+@pytest.mark.parametrize("mode", ["session", "task", "pool"])
+def test_agentsdks_modes_are_lifecycles(tmp_path: Path, place: str, mode: str) -> None:
+    file = tmp_path / "sandfleet.yaml"
+    file.write_text(f"sandbox:\n  kind: local\n  {place.format(mode)}\n")
+    settings = load_settings({}, config=file).settings
+    assert settings.lifecycle == mode
+    assert settings.ends_on_release is (mode != "session")
+
+
+def test_what_docker_sandboxes_have_needs_no_words(tmp_path: Path) -> None:
+    limits = "memory: 512m, cpu: '1.0', disk_limit: 1024, image: 'golang:1.21', image_pull_policy: Always"
+    assert told(tmp_path, f"sandbox: {{kind: docker, config: {{{limits}, network_mode: full}}}}").keys() == {
+        "sandbox.kind"
+    }
+
+
+def test_a_limit_that_only_containers_have_is_warned_of_elsewhere(tmp_path: Path) -> None:
+    text = "sandbox: {backend: local, memory_bytes: 1g, pids: 64, runtime: runsc, preset: developer, image: x}"
+    found = told(tmp_path, text)
+    assert {key: notice.warning for key, notice in found.items()} == {
+        "sandbox.memory_bytes": True,
+        "sandbox.pids": True,
+        "sandbox.runtime": True,
+        "sandbox.preset": True,
+        "sandbox.image": False,
+    }
+
+
+def test_what_only_kubernetes_reads_is_told_with_docker(tmp_path: Path) -> None:
+    found = told(tmp_path, "sandbox: {backend: docker, image_pull_secrets: [mine], cpu_request: 0.5}")
+    assert "it is for kubernetes" in found["sandbox.cpu_request"].text
+    assert "`sandbox.registry_config`" in found["sandbox.image_pull_secrets"].text
+
+
+def test_a_node_that_offers_several_backends_reads_what_any_of_them_does(tmp_path: Path) -> None:
+    text = "sandbox: {backend: local, runtime: runsc}\nnode: {backends: [local, docker]}"
+    assert told(tmp_path, text) == {}
+
+
+def test_a_plugin_may_read_what_it_likes(tmp_path: Path) -> None:
+    assert told(tmp_path, "sandbox: {backend: my-own, image: x, image_pull_secrets: [y], runtime: z}") == {}
+
+
+@pytest.mark.parametrize("backend", ["docker", "aio"])
+def test_restricted_networks_are_said_to_be_refused(tmp_path: Path, backend: str) -> None:
+    text = f"sandbox: {{backend: {backend}, network_mode: restricted, allowed_domains: [example.org]}}"
+    found = told(tmp_path, text)
+    assert found["sandbox.network_mode"].warning
+    assert "nodes refuse" in found["sandbox.network_mode"].text
+    assert "not enforced" in found["sandbox.allowed_domains"].text

@@ -298,13 +298,13 @@ def test_check_tells_once_what_is_not_on_this_machine(
 ) -> None:
     mount = "{host_path: /there/is/no/such, container_path: /mnt/x}"
     Path("sandfleet.yaml").write_text(
-        f"sandbox: {{use: no_such_package.mod:Own, backend: docker, mounts: [{mount}], blocked_paths: [/a]}}\n"
+        f"sandbox: {{use: no_such_package.mod:Own, backend: kubernetes, mounts: [{mount}], blocked_paths: [/a]}}\n"
     )
     assert main(["config", "check"]) == 0
     out = capsys.readouterr().out
     assert "there is no package no_such_package on this machine" in out
     assert "host_path /there/is/no/such does not exist on this node" in out
-    assert "no backend docker is installed on this machine\n" in out
+    assert "no backend kubernetes is installed on this machine\n" in out
     assert "blocked_paths` is checked but not enforced" in out
     assert not caplog.records
 

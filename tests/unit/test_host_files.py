@@ -386,7 +386,7 @@ def test_every_function_of_os_that_sandboxd_uses_is_taught_or_known_to_touch_no_
     by_descriptor = {"close", "dup2", "fchmod", "fstat", "ftruncate", "lseek", "memfd_create", "pipe2", "pread", "read",
                      "sendfile", "set_blocking", "write"}  # fmt: skip
     process = {"_exit", "environ", "fork", "getcwd", "getpid", "getuid", "kill", "killpg", "sysconf", "umask",
-               "urandom", "waitpid", "defpath", "stat_result", "DirEntry"}  # fmt: skip
+               "urandom", "waitpid", "uname", "defpath", "stat_result", "DirEntry"}  # fmt: skip
     constants = {name for name in used if name.isupper()}
     assert used - taught - by_descriptor - process - constants == set()
     # abspath: of the socket, before anything is confined.

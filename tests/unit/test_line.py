@@ -142,6 +142,52 @@ def test_an_eviction_that_failed_is_made_up_for_by_the_next_one() -> None:
     assert room.turn(REQUEST).verdict is Verdict.WAIT
 
 
+def test_a_blank_sandbox_of_the_spec_comes_first_then_a_free_place_then_any_blank() -> None:
+    node = replace(NODE, replicas=4, places=3, blanks={"spec": 1, "another": 1}, warm=1, idlest=(("s1", 1),))
+    room = Room([node])
+    assert room.left == 3 + 1
+    got = [room.turn(request(number, spec_digest="spec")) for number in range(5)]
+    assert [(turn.verdict, turn.blank) for turn in got] == [
+        (Verdict.PLACE, "spec"),
+        (Verdict.PLACE, None),
+        (Verdict.PLACE, "another"),
+        (Verdict.EVICT, None),
+        (Verdict.WAIT, None),
+    ]
+    assert room.left == 0
+
+
+def test_each_node_is_asked_for_its_own_blank_sandboxes_and_for_no_more() -> None:
+    one, two = (
+        replace(NODE, node_id="one", replicas=9, blanks={"spec": 1}),
+        replace(NODE, node_id="two", replicas=3, blanks={"spec": 1}),
+    )
+    room = Room([one, two])
+    got = [room.turn(request(number, spec_digest="spec")) for number in range(3)]
+    assert [turn.node and turn.node.node_id for turn in got] == ["one", "two", "one"]
+    assert [turn.blank for turn in got] == ["spec", "spec", None]
+
+
+def test_on_a_node_above_its_replicas_a_blank_sandbox_is_room_and_warm_ones_are_kept() -> None:
+    above = replace(NODE, places=3, burst_limit=1, blanks={"another": 1}, warm=1, idlest=(("s1", 1),))
+    room = Room([above])
+    turn = room.turn(REQUEST)
+    assert (turn.verdict, turn.blank) == (Verdict.PLACE, "another")
+    room.give_back(turn)
+    assert room.turn(REQUEST).blank == "another"
+    assert room.turn(REQUEST).verdict is Verdict.WAIT, "one eviction is not enough here"
+
+
+def test_blank_sandboxes_that_others_took_are_not_counted_on() -> None:
+    node = replace(NODE, blanks={"spec": 1, "another": 1}, warm=1, idlest=(("s1", 1),))
+    room = Room([node])
+    turn = room.turn(replace(REQUEST, spec_digest="spec"))
+    room.give_back(turn)
+    room.filled(node)
+    assert room.turn(REQUEST).verdict is Verdict.EVICT
+    assert room.turn(REQUEST).verdict is Verdict.WAIT
+
+
 def test_what_is_given_back_is_given_to_the_next_who_waits() -> None:
     room = Room([replace(NODE, places=1)])
     turn = room.turn(request(1))
@@ -171,6 +217,7 @@ views = st.builds(
     burst_limit=st.integers(0, 2),
     stopping=st.integers(0, 2),
     idlest=st.lists(st.integers(0, 99), max_size=4).map(lambda since: tuple((f"s{n}", n) for n in sorted(since))),
+    blanks=st.dictionaries(st.sampled_from(["spec", "another"]), st.integers(1, 2)),
 )
 wishes = st.tuples(
     st.builds(
@@ -179,6 +226,7 @@ wishes = st.tuples(
         backend=st.just("mock"),
         labels=st.sampled_from([{}, {"zone": "a"}]),
         home=st.sampled_from([None, "d"]),
+        spec_digest=st.sampled_from(["spec", "rare"]),
     ),
     st.booleans(),
 )
@@ -190,6 +238,7 @@ def test_nothing_is_given_twice_and_nothing_more_is_evicted_than_is_needed(
     nodes: list[NodeView], line: list[tuple[PlacementRequest, bool]]
 ) -> None:
     room, placed, promised, burst_taken, evicted = Room(nodes), Counter[str](), Counter[str](), Counter[str](), []
+    blanks = {node.node_id: Counter(node.blanks) for node in nodes}
     for wish, burst in line:
         possible, turn = room.left, room.turn(wish, burst=burst)
         if turn.node is None:
@@ -198,16 +247,22 @@ def test_nothing_is_given_twice_and_nothing_more_is_evicted_than_is_needed(
         name = turn.node.node_id
         assert turn.node.alive
         assert turn.node.state is NodeState.READY
-        if turn.verdict is Verdict.PLACE:
+        if turn.blank is not None:
+            assert turn.verdict is Verdict.PLACE
+            blanks[name][turn.blank] -= 1
+        elif turn.verdict is Verdict.PLACE:
             placed[name] += 1
         elif turn.verdict is Verdict.BURST:
             assert burst
             burst_taken[name] += 1
         else:
             promised[name] += 1
+        if turn.verdict is not Verdict.PLACE:
+            assert not blanks[name].total(), "a blank sandbox is given up before anything else"
         evicted += [(name, sandbox_id) for sandbox_id in turn.sandboxes]
     for node in nodes:
         name = node.node_id
+        assert min(blanks[name].values(), default=0) >= 0
         assert node.places + placed[name] <= max(node.replicas, node.places)
         assert node.places + placed[name] + burst_taken[name] <= max(node.replicas + node.burst_limit, node.places)
         ended = [sandbox_id for where, sandbox_id in evicted if where == name]

@@ -241,9 +241,11 @@ def test_an_acquire_is_measured_from_its_asking_to_its_creation(registry: Collec
 
 def test_the_places_of_a_node_add_up() -> None:
     counts = place_counts(node(replicas=4, places=6, warm=1, creating=2, stopping=1))
-    assert counts == {"free": 0, "creating": 2, "live": 2, "warm": 1, "stopping": 1, "burst": 2}
+    assert counts == {"free": 0, "creating": 2, "live": 2, "warm": 1, "blank": 0, "stopping": 1, "burst": 2}
     counts = place_counts(node(replicas=8, places=3, warm=1))
-    assert counts == {"free": 5, "creating": 0, "live": 2, "warm": 1, "stopping": 0, "burst": 0}
+    assert counts == {"free": 5, "creating": 0, "live": 2, "warm": 1, "blank": 0, "stopping": 0, "burst": 0}
+    counts = place_counts(node(replicas=8, places=7, creating=1, warm=1, blanks={"a": 2, "b": 1}, starting=1))
+    assert counts == {"free": 1, "creating": 1, "live": 1, "warm": 1, "blank": 4, "stopping": 0, "burst": 0}
     assert place_counts(node(alive=False, places=1))["free"] == 0, "nobody can be placed on a dead node"
 
 
@@ -262,7 +264,7 @@ def test_a_node_without_a_lease_is_dead_whatever_it_said() -> None:
 
 
 def test_the_fleets_metrics_name_nodes_and_states_only() -> None:
-    nodes = [node(places=1), node("n2", alive=False), node("n3", state=NodeState.GONE)]
+    nodes = [node(places=4, blanks={"a": 2}, starting=1), node("n2", alive=False), node("n3", state=NodeState.GONE)]
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in fleet_metrics(nodes, {"sandfleet.ops": 3}, 7)
@@ -271,6 +273,8 @@ def test_the_fleets_metrics_name_nodes_and_states_only() -> None:
     assert found["sandfleet_queue_depth", "sandfleet.ops"] == 3
     assert found["sandfleet_line_length",] == 7
     assert found["sandfleet_places", "n1", "live"] == 1
+    assert found["sandfleet_places", "n1", "blank"] == 3
+    assert [found["sandfleet_blank_sandboxes", name] for name in ("n1", "n2")] == [2, 0]
     assert [found["sandfleet_nodes", state] for state in ("ready", "dead", "gone", "cordoned")] == [1, 1, 1, 0]
     assert not [key for key in found if "n3" in key], "a node that left is not measured"
 

@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from sandfleet.errors import CommandFailed, CommandTimeout
+from sandfleet.errors import CommandFailed, CommandTimeout, ResourceLimitExceeded
 from sandfleet.model import CommandResult, Health, NodeState, NodeView, SandboxSpec, Timings
 
 OK = CommandResult(stdout="out", stderr="", exit_code=0, duration_s=0.5, op_id="op-1")
@@ -66,13 +66,25 @@ def test_check_of_a_timeout_is_a_timeout_error_with_the_partial_output() -> None
     assert "5 s" in str(ended.value)
 
 
+def test_check_of_a_command_that_took_all_memory_names_the_limit() -> None:
+    with pytest.raises(ResourceLimitExceeded, match="all the memory") as exceeded:
+        replace(OK, exit_code=None, signal="SIGKILL", out_of_memory=True).check()
+    assert exceeded.value.facts["resource"] == "memory"
+
+
 @pytest.mark.parametrize(
-    "change", [{"exit_code": 3}, {"exit_code": None, "timed_out": True}], ids=["failed", "timed out"]
+    "change",
+    [
+        {"exit_code": 3},
+        {"exit_code": None, "timed_out": True},
+        {"exit_code": None, "signal": "SIGKILL", "out_of_memory": True},
+    ],
+    ids=["failed", "timed out", "out of memory"],
 )
 def test_the_error_of_check_holds_the_whole_result(change: dict[str, object]) -> None:
-    # Promised by the docstrings of CommandFailed and CommandTimeout.
+    # Promised by the docstrings of CommandFailed, CommandTimeout and ResourceLimitExceeded.
     result = replace(OK, stdout="x" * 100_000, **change)  # type: ignore[arg-type]
-    with pytest.raises((CommandFailed, CommandTimeout)) as failed:
+    with pytest.raises((CommandFailed, CommandTimeout, ResourceLimitExceeded)) as failed:
         result.check()
     assert failed.value.result is result  # type: ignore[attr-defined]
 

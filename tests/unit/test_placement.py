@@ -43,6 +43,31 @@ def test_of_equally_empty_nodes_the_less_busy_comes_first() -> None:
     assert ids(choose_node(REQUEST, [busy, idle]).place) == ["idle", "busy"]
 
 
+def test_a_node_with_a_blank_sandbox_of_the_spec_comes_before_an_emptier_one() -> None:
+    warm, other = (
+        replace(NODE, node_id="warm", places=3, blanks={"spec": 1}),
+        replace(NODE, node_id="other", places=1, blanks={"another": 1}),
+    )
+    request = replace(REQUEST, spec_digest="spec")
+    assert ids(choose_node(request, [other, warm]).place) == ["warm", "other"]
+    assert ids(choose_node(REQUEST, [other, warm]).place) == ["other", "warm"], "a request that names no spec"
+    fuller = replace(warm, node_id="fuller", places=4)
+    assert ids(choose_node(request, [fuller, other, warm]).place) == ["warm", "fuller", "other"]
+
+
+def test_a_node_whose_last_places_are_blank_sandboxes_of_any_spec_is_not_full() -> None:
+    full = replace(NODE, node_id="full", places=4)
+    blank = replace(NODE, node_id="blank", places=4, blanks={"another": 1})
+    above = replace(NODE, node_id="above", places=6, blanks={"another": 1})
+    decision = choose_node(replace(REQUEST, spec_digest="spec"), [full, above, blank, replace(NODE, places=3)])
+    assert ids(decision.place) == ["a", "blank", "above"], "a free place comes first"
+
+
+def test_a_thread_goes_to_its_data_rather_than_to_a_blank_sandbox() -> None:
+    home, blank = replace(NODE, node_id="home", data_id="h"), replace(NODE, node_id="blank", blanks={"spec": 2})
+    assert ids(choose_node(replace(REQUEST, spec_digest="spec", home="h"), [home, blank]).place) == ["home"]
+
+
 @pytest.mark.parametrize(
     ("nodes", "reason"),
     [
@@ -132,6 +157,7 @@ node_lists = st.lists(
         backends=st.sampled_from([("mock",), ("local",), ("local", "mock")]),
         labels=st.sampled_from([{}, {"zone": "a"}, {"zone": "b", "gpu": "1"}]),
         inflight=st.integers(0, 3),
+        blanks=st.sampled_from([{}, {}, {"spec": 1}, {"spec": 2, "another": 1}, {"another": 1}]),
     ),
     max_size=8,
     unique_by=lambda node: node.node_id,
@@ -143,6 +169,7 @@ requests = st.builds(
     labels=st.sampled_from([{}, {"zone": "a"}]),
     home=st.sampled_from([None, "d", "e", "gone"]),
     fresh=st.booleans(),
+    spec_digest=st.sampled_from(["", "spec"]),
 )
 
 
@@ -159,8 +186,10 @@ def test_no_node_is_ever_chosen_that_may_not_be(request: PlacementRequest, nodes
         assert request.home in (None, node.data_id) or (
             request.fresh and not any(n.data_id == request.home for n in decision.fitting)
         )
-    assert all(node.places < node.replicas for node in decision.place)
-    shares = [node.free / node.replicas for node in decision.place]
-    assert shares == sorted(shares, reverse=True)
+    assert all(node.places < node.replicas or node.blanks for node in decision.place)
+    order = [
+        (request.spec_digest in node.blanks, (node.replicas - node.places) / node.replicas) for node in decision.place
+    ]
+    assert order == sorted(order, reverse=True)
     assert bool(decision.reason) == (not decision.place)
     assert len(set(ids(decision.fitting))) == len(decision.fitting)

@@ -73,6 +73,8 @@ def shown_result(completion: Completion) -> str:
     if isinstance(value, dict) and "exit_code" in value:
         if value.get("timed_out"):
             return "timed out"
+        if value.get("out_of_memory"):
+            return "out of memory"
         return "cancelled" if value.get("cancelled") else f"exit {value['exit_code']}"
     return "ok"
 

@@ -25,7 +25,7 @@ from sandfleet.errors import (
 from sandfleet_workers.batch import BatchRun
 from sandfleet_workers.endpoint_channel import Channel
 from sandfleet_workers.endpoint_http import BadReply, Reply, Request
-from sandfleet_workers.endpoint_ops import LostSessions, Steps, kill_steps, steps_of
+from sandfleet_workers.endpoint_ops import Dialect, SandboxdDialect, Steps
 from sandfleet_workers.endpoint_socket import Endpoint, Unreachable
 from sandfleet_workers.waiter import Waiter, shared_waiter
 
@@ -81,6 +81,7 @@ class EndpointConnection(Connection):
         waiter: The node's waiter.
         guard_tick_s: How often overdue answers are looked for while operations run, in seconds.
         hello_s: How long the other end may take to prove who it is, in seconds.
+        dialect: What operations say to the other end, of this connection alone; None: sandboxd's.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class EndpointConnection(Connection):
         waiter: Waiter | None = None,
         guard_tick_s: float = 2.0,
         hello_s: float = 5.0,
+        dialect: Dialect | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._sandbox_id = sandbox_id
@@ -99,11 +101,11 @@ class EndpointConnection(Connection):
         self._waiter = waiter or shared_waiter()
         self._guard_tick_s = guard_tick_s
         self._hello_s = hello_s
+        self._dialect = dialect or SandboxdDialect()
         self._idle: list[Channel] = []
         self._channels: set[Channel] = set()
         self._commands: set[str] = set()
         self._batches: dict[str, BatchRun] = {}
-        self._lost_sessions: LostSessions = set()
         self._lock = threading.Lock()
         self._guarding = False
         self._closed = False
@@ -115,7 +117,7 @@ class EndpointConnection(Connection):
             self._start_batch(op, done)
             return
         try:
-            call = Call(op, steps_of(op, self._lost_sessions), done)
+            call = Call(op, self._dialect.steps(op), done)
         except SandfleetError as exc:
             done(Completion(error=exc))
             return
@@ -135,6 +137,10 @@ class EndpointConnection(Connection):
                 return found == "killed"
             time.sleep(_CANCEL_RETRY_S)
         return False
+
+    def rename(self, sandbox_id: str) -> None:
+        """Errors name the sandbox so from now on: a thread has claimed it."""
+        self._sandbox_id = sandbox_id
 
     def close(self) -> None:
         with self._lock:
@@ -162,7 +168,7 @@ class EndpointConnection(Connection):
             box.append(completion)
             answered.set()
 
-        self._advance(Call(Operation("", "kill", {}), kill_steps(op_id), keep), None)
+        self._advance(Call(Operation("", "kill", {}), self._dialect.kill(op_id), keep), None)
         return box[0].value if answered.wait(max(0.0, deadline - time.monotonic())) else None
 
     # --- one step after the other --------------------------------------------------------------

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sandfleet.errors import SandboxLost, SandfleetError
-from sandfleet_workers.endpoint_http import BadReply, Reply, Request, ResponseParser, complete, get, json_of
+from sandfleet_workers.endpoint_http import BadReply, Reply, Request, ResponseParser, complete, json_of
 from sandfleet_workers.endpoint_socket import Endpoint, new_challenge
 from sandfleet_workers.waiter import READ, WRITE, Waiter
 
@@ -41,6 +41,7 @@ class Channel:
     __slots__ = (
         "_challenge",
         "_dead",
+        "_hello",
         "_hello_s",
         "_lock",
         "_out",
@@ -65,8 +66,9 @@ class Channel:
         self._proves = endpoint.proves
         self._token_line = f"Authorization: Bearer {endpoint.token}\r\n".encode() if endpoint.token else b""
         self._challenge = new_challenge()
+        self._hello = endpoint.hello(self._challenge)
         self._hello_s = hello_s
-        self._parser = ResponseParser()
+        self._parser = ResponseParser(chunked=endpoint.chunked)
         self._lock = threading.Lock()
         self._out: list[memoryview] = []
         self._request: Request | None = None
@@ -87,7 +89,7 @@ class Channel:
                 return False
             self.overdue_at = time.monotonic() + self._hello_s
             self._parser.expect(_HELLO_CAP)
-            self._out = self._pieces(get("/v1/sandfleet/hello", {"challenge": self._challenge}))
+            self._out = self._pieces(self._hello)
             self._try_flush()
             self._writing = bool(self._out)
             self._waiter.register(self._sock.fileno(), self._ready, READ | WRITE if self._writing else READ)
@@ -195,7 +197,7 @@ class Channel:
     def _check(self, reply: Reply | None) -> None:
         """Whether the other end is this sandbox; if so, the request that waits goes out."""
         try:
-            proved = reply is not None and self._proves(self._challenge, json_of(reply).get("proof"))
+            proved = reply is not None and self._proves(self._challenge, json_of(reply))
         except (BadReply, SandfleetError):
             proved = False
         if not proved:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ _MAX_HEADER = 16 * KIB
 #: Bodies up to this size are joined to the header, so that they leave in one system call.
 _JOIN_LIMIT = 64 * KIB
 _SMALL_REPLY = 1 * MIB
+_MAX_CHUNK_LINE = 1024
+_CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,8}")
 
 
 class BadReply(Exception):
@@ -129,11 +132,16 @@ def complete(head: bytes, token_line: bytes) -> bytes:
 
 
 class ResponseParser:
-    """One response after the other from the pieces a socket gives. Pipelining is an error: we never ask for it."""
+    """One response after the other from the pieces a socket gives. Pipelining is an error: we never ask for it.
 
-    __slots__ = ("_buffer", "_cap", "_head", "_sink", "_status", "_wanted")
+    Args:
+        chunked: Whether bodies may come in chunks; sandboxd's never do.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_buffer", "_cap", "_chunked", "_chunks", "_head", "_sink", "_status", "_wanted")
+
+    def __init__(self, *, chunked: bool = False) -> None:
+        self._chunked = chunked
         self.expect(0)
 
     def expect(self, cap: int) -> None:
@@ -144,6 +152,7 @@ class ResponseParser:
         self._status = 0
         self._wanted = -1
         self._sink: io.BytesIO | None = None
+        self._chunks: _Chunks | None = None
 
     def feed(self, data: bytes) -> Reply | None:
         """The response once it is complete, else None.
@@ -153,6 +162,8 @@ class ResponseParser:
         """
         if self._sink is not None:
             return self._collect(data)
+        if self._chunks is not None:
+            return self._gather(self._chunks, data)
         self._buffer = self._buffer + data if self._buffer else data
         end = self._buffer.find(b"\r\n\r\n", 0, _MAX_HEADER)
         if end < 0:
@@ -161,7 +172,10 @@ class ResponseParser:
             return None
         self._head, body = self._buffer[:end], self._buffer[end + 4 :]
         self._buffer = b""
-        self._status, self._wanted = _parse_head(self._head, self._cap)
+        self._status, self._wanted = _parse_head(self._head, self._cap, chunked=self._chunked)
+        if self._wanted < 0:
+            self._chunks = _Chunks(self._cap)
+            return self._gather(self._chunks, body)
         if len(body) == self._wanted:
             return Reply(self._status, self._head, body)
         self._sink = io.BytesIO()
@@ -178,8 +192,62 @@ class ResponseParser:
         # getvalue hands out the buffer itself as long as nobody else looks at it: no second copy.
         return Reply(self._status, self._head, self._sink.getvalue())
 
+    def _gather(self, chunks: _Chunks, data: bytes) -> Reply | None:
+        return Reply(self._status, self._head, chunks.body.getvalue()) if chunks.feed(data) else None
 
-def _parse_head(head: bytes, cap: int) -> tuple[int, int]:
+
+class _Chunks:
+    """A body in chunks, put together. Trailers are not understood."""
+
+    __slots__ = ("_cap", "_last", "_left", "_rest", "body")
+
+    def __init__(self, cap: int) -> None:
+        self._cap = cap
+        self._rest = b""
+        #: Bytes of the chunk that are still to come.
+        self._left = 0
+        self._last = False
+        self.body = io.BytesIO()
+
+    def feed(self, data: bytes) -> bool:
+        """Whether the body is complete now.
+
+        Raises:
+            BadReply: No chunks, or more than expected.
+        """
+        data, at = self._rest + data, 0
+        while True:
+            if self._left:
+                at += (written := self.body.write(data[at : at + self._left]))
+                self._left -= written
+                if self._left:
+                    self._rest = b""
+                    return False
+            end = data.find(b"\r\n", at, at + _MAX_CHUNK_LINE)
+            if end < 0:
+                if len(data) - at >= _MAX_CHUNK_LINE:
+                    raise BadReply("a line between chunks without end")
+                self._rest = data[at:]
+                return False
+            line, at = data[at:end], end + 2
+            if self._last:
+                if line or at < len(data):
+                    raise BadReply("more bytes than announced")
+                return True
+            if line:
+                self._begin(line.partition(b";")[0].strip())
+
+    def _begin(self, size: bytes) -> None:
+        if not _CHUNK_SIZE.fullmatch(size):
+            raise BadReply("a chunk size that is none")
+        self._left = int(size, 16)
+        self._last = self._left == 0
+        if self.body.tell() + self._left > self._cap:
+            raise BadReply(f"a response of more than {self._cap} bytes")
+
+
+def _parse_head(head: bytes, cap: int, *, chunked: bool) -> tuple[int, int]:
+    """(status, length of the body; -1 where it comes in chunks)."""
     lines = head.split(b"\r\n")
     if not (lines[0].startswith(b"HTTP/1.1 ") and lines[0][9:12].isdigit()):
         raise BadReply("not an HTTP/1.1 status line")
@@ -192,7 +260,9 @@ def _parse_head(head: bytes, cap: int) -> tuple[int, int]:
         name = key.strip().lower()
         if not colon or not name:
             raise BadReply("a header line without a name")
-        if name == b"transfer-encoding":
+        if name == b"transfer-encoding" and chunked and value.strip().lower() == b"chunked" and length is None:
+            length = -1
+        elif name == b"transfer-encoding":
             raise BadReply("a response with Transfer-Encoding")
         if name == b"content-length":
             text = value.strip()
@@ -254,6 +324,7 @@ _CODES = {
             "session_lost",
             "search_timeout",
             "binary_file",
+            "resource_limit",
             "internal",
         ]
     },

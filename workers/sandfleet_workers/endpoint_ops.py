@@ -8,9 +8,8 @@ Every field that comes back is checked, because code in the sandbox may have wri
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from sandfleet.backends import Completion, Operation
 from sandfleet.errors import (
@@ -25,27 +24,46 @@ from sandfleet.errors import (
 )
 from sandfleet_workers import endpoint_fields as check
 from sandfleet_workers.endpoint_files import FILE_STEPS, MARGIN, MAX_FILE_BYTES, LostSessions, Steps
-from sandfleet_workers.endpoint_http import MIB, BadReply, Request, get, json_of, post
+from sandfleet_workers.endpoint_http import MIB, BadReply, Reply, Request, get, json_of, post
 
-__all__ = ["MAX_FILE_BYTES", "LostSessions", "Steps", "kill_steps", "steps_of"]
+__all__ = ["MAX_FILE_BYTES", "Dialect", "SandboxdDialect", "Steps"]
 
-_TEXT_OUTPUT_LIMIT = 4 * MIB
-#: A JSON string of ASCII needs up to six bytes for one of the original (``\\u0000``).
-_JSON_BLOWUP = 6
 _MAX_TIMEOUT_S = 86400.0
 _GUARD_EXTRA_S = 10.0
 
 
-def steps_of(op: Operation, lost: LostSessions) -> Steps:
-    """The steps of an operation.
+class Dialect(Protocol):
+    """What operations say to one sandbox, and what they make of its answers."""
 
-    Raises:
-        UnknownOperation: No such kind here.
-    """
-    build = _STEPS.get(op.kind)
-    if build is None:
-        raise UnknownOperation(f"unknown operation {op.kind[:60]!r}", operation=op.kind)
-    return build(op, lost)
+    def steps(self, op: Operation) -> Steps:
+        """The steps of an operation.
+
+        Raises:
+            SandfleetError: It cannot be carried out, and nothing was sent.
+        """
+
+    def kill(self, op_id: str) -> Steps:
+        """Kill a running command; the value is ``killed``, ``over`` (it runs no more) or ``running`` (ask again)."""
+
+
+class SandboxdDialect:
+    """What sandboxd understands."""
+
+    def __init__(self) -> None:
+        self._lost: LostSessions = set()
+
+    def steps(self, op: Operation) -> Steps:
+        build = _STEPS.get(op.kind)
+        if build is None:
+            raise UnknownOperation(f"unknown operation {op.kind[:60]!r}", operation=op.kind)
+        return build(op, self._lost)
+
+    def kill(self, op_id: str) -> Steps:
+        fields = {"op_id": op_id, "signal": "SIGKILL"}
+        data = json_of((yield post("/v1/bash/kill", fields, effect=True, guard_s=5.0)))
+        if check.field(data, "signalled", bool):
+            return Completion("killed")
+        return Completion("running" if check.text(data, "status") == "running" else "over")
 
 
 # --- commands --------------------------------------------------------------------------------
@@ -56,17 +74,17 @@ def _execute(op: Operation, lost: LostSessions) -> Steps:
     keep = args.get("max_output_bytes", MIB)
     fields = _command_fields(op, keep)
     timeout_s = args.get("timeout_s") or _MAX_TIMEOUT_S
-    cap = MARGIN + 2 * (keep * _JSON_BLOWUP if keep <= _TEXT_OUTPUT_LIMIT else keep * 4 // 3 + 4)
+    cap = MARGIN + 2 * max(keep, 1)
     if session in lost:
         lost.discard(session)
         fields["create"] = True
     try:
-        data = json_of((yield _exec_request(fields, cap, timeout_s)))
+        data = _result_of((yield _exec_request(fields, cap, timeout_s)))
     except SessionNotFound:
         if session is None:
             raise
         # The shell ended by `exit`; a name is free for a new one. Nothing ran, so asking again is safe.
-        data = json_of((yield _exec_request({**fields, "create": True}, cap, timeout_s)))
+        data = _result_of((yield _exec_request({**fields, "create": True}, cap, timeout_s)))
     except SessionLost:
         if session is not None:
             lost.add(session)
@@ -99,7 +117,7 @@ def _command_fields(op: Operation, keep: int) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "op_id": op.op_id,
         "max_output_length": keep or 1,
-        "encoding": "base64" if keep > _TEXT_OUTPUT_LIMIT or args.get("as_bytes") else "utf-8",
+        "encoding": "raw",
     }
     for ours, theirs in (
         ("command", "command"),
@@ -121,6 +139,19 @@ def _command_fields(op: Operation, keep: int) -> dict[str, Any]:
     return fields
 
 
+def _result_of(reply: Reply) -> dict[str, Any]:
+    """What came back of a command: the JSON, and as ``stdout`` and ``stderr`` the bytes that follow it."""
+    end = reply.body.find(b"\n")
+    if end < 0:
+        end = len(reply.body)
+    data = json_of(Reply(reply.status, reply.head, reply.body[:end]))
+    lengths, follow = check.items(data, "raw", 2), memoryview(reply.body)[end + 1 :]
+    if [type(length) for length in lengths] != [int, int] or min(lengths) < 0 or sum(lengths) != len(follow):
+        raise BadReply("output that is not as long as told")
+    data["stdout"], data["stderr"] = follow[: lengths[0]], follow[lengths[0] :]
+    return data
+
+
 def _command_value(data: dict[str, Any], keep: int, *, as_bytes: bool = False) -> dict[str, Any]:
     if check.text(data, "status") == "running":
         raise OutcomeUnknown("sandboxd answered before the command ended")
@@ -140,6 +171,8 @@ def _command_value(data: dict[str, Any], keep: int, *, as_bytes: bool = False) -
         "timed_out": check.field(data, "timed_out", bool),
         "truncated": check.field(data, "truncated", bool) or (keep == 0 and _wrote(data)),
         "cancelled": check.field(data, "cancelled", bool),
+        # Left out by other servers of this API.
+        "out_of_memory": data.get("out_of_memory") is True,
         **({"encoding": "base64"} if as_bytes else {}),
     }
 
@@ -149,24 +182,16 @@ def _wrote(data: dict[str, Any]) -> bool:
 
 
 def _output(data: dict[str, Any], stream: str, keep: int) -> str:
-    text = check.text(data, stream)
-    if keep == 0:
-        return ""
-    if keep <= _TEXT_OUTPUT_LIMIT:
-        return text
-    return "".join(part.decode("utf-8", "replace") for part in _parts(data, stream))
+    return "".join(str(part, "utf-8", "replace") for part in _parts(data, stream)) if keep else ""
 
 
 def _raw_output(data: dict[str, Any], stream: str, keep: int) -> str:
     return base64.b64encode(b"".join(_parts(data, stream))).decode() if keep else ""
 
 
-def _parts(data: dict[str, Any], stream: str) -> list[bytes]:
+def _parts(data: dict[str, Any], stream: str) -> list[memoryview | bytes]:
     """What was kept of a stream, with a note where something was dropped."""
-    try:
-        raw = base64.b64decode(check.text(data, stream), validate=True)
-    except (binascii.Error, ValueError):
-        raise BadReply(f"{stream} is not base64") from None
+    raw: memoryview = data[stream]
     missing = check.count(data, f"{stream}_discarded")
     if not missing:
         return [raw]
@@ -179,14 +204,6 @@ def _close_session(op: Operation, lost: LostSessions) -> Steps:
     lost.discard(session)
     json_of((yield post(f"/v1/bash/sessions/{session}/close", {}, effect=True)))
     return Completion({})
-
-
-def kill_steps(op_id: str) -> Steps:
-    """Kill a running command; the value is ``killed``, ``over`` (it runs no more) or ``running`` (ask again)."""
-    data = json_of((yield post("/v1/bash/kill", {"op_id": op_id, "signal": "SIGKILL"}, effect=True, guard_s=5.0)))
-    if check.field(data, "signalled", bool):
-        return Completion("killed")
-    return Completion("running" if check.text(data, "status") == "running" else "over")
 
 
 # --- the sandbox itself -----------------------------------------------------------------------

@@ -15,10 +15,12 @@ import socket
 import stat
 import struct
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 from sandfleet.errors import SandboxLost, SandfleetError
+from sandfleet_workers.endpoint_http import Request, get
 
 __all__ = ["Endpoint", "TcpEndpoint", "UnixEndpoint", "Unreachable", "new_challenge"]
 
@@ -44,6 +46,10 @@ class Endpoint(Protocol):
     def token(self) -> str | None:
         """The bearer token every request carries, if any."""
 
+    @property
+    def chunked(self) -> bool:
+        """Whether its answers may come in chunks."""
+
     def connect(self) -> socket.socket:
         """A new non-blocking socket, perhaps still connecting.
 
@@ -52,8 +58,11 @@ class Endpoint(Protocol):
             SandboxLost: Something else has taken its place (``reason`` endpoint_replaced).
         """
 
-    def proves(self, challenge: str, proof: object) -> bool:
-        """Whether ``proof`` is this sandbox's answer to ``challenge``."""
+    def hello(self, challenge: str) -> Request:
+        """What a new connection is asked before anything else."""
+
+    def proves(self, challenge: str, answer: Mapping[str, Any]) -> bool:
+        """Whether ``answer`` is what this sandbox, and no other, says to `hello`."""
 
     def close(self) -> None:
         """Release what `connect` needs."""
@@ -70,8 +79,13 @@ def _replaced(what: str) -> SandfleetError:
 
 class _Keyed:
     key: bytes
+    chunked: ClassVar[bool] = False
 
-    def proves(self, challenge: str, proof: object) -> bool:
+    def hello(self, challenge: str) -> Request:
+        return get("/v1/sandfleet/hello", {"challenge": challenge})
+
+    def proves(self, challenge: str, answer: Mapping[str, Any]) -> bool:
+        proof = answer.get("proof")
         expected = hmac.new(self.key, bytes.fromhex(challenge), "sha256").hexdigest()
         return isinstance(proof, str) and hmac.compare_digest(expected.encode(), proof.encode("utf-8", "replace"))
 
@@ -85,7 +99,8 @@ class UnixEndpoint(_Keyed):
         name: The socket's name in it.
         key: What sandboxd proves to know.
         uid: Whom the kernel must name as the other end; None where it cannot be known.
-        pid: Its process, as this host numbers it; None takes the first one that proves the key.
+        pid: Its process, as this host numbers it, which counts where this process can see it; None takes any that
+            proves the key.
         token: For a sandboxd that asks for one.
     """
 
@@ -124,7 +139,8 @@ class UnixEndpoint(_Keyed):
             pid, uid, _gid = _PEERCRED.unpack(peer)
             if self.uid is not None and uid != self.uid:
                 raise _replaced("another user's process listens there")
-            if self.pid is not None and pid != self.pid:
+            # The kernel says 0 for a process of another pid namespace: this worker runs in a container itself.
+            if self.pid is not None and pid not in (self.pid, 0):
                 raise _replaced("another process listens there")
         except OSError as exc:
             sock.close()

@@ -17,7 +17,7 @@ __all__ = ["Carry", "Held"]
 
 @dataclass(slots=True)
 class Held:
-    """A sandbox this node holds; ``made_at`` is of the monotonic clock."""
+    """A sandbox this node holds; ``made_at`` is of the monotonic clock, ``slot`` names the one it was claimed from."""
 
     route: Route
     identity: Identity
@@ -25,6 +25,7 @@ class Held:
     backend: SandboxBackend
     connection: Connection
     stopping: bool = False
+    slot: str | None = None
     made_at: float = field(default_factory=time.monotonic)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import errno
+import functools
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,28 +19,25 @@ from sandfleet.trees import remove_tree
 from sandfleet.wire import OpMessage
 from sandfleet_workers.backends import load_backend, local_dirs
 from sandfleet_workers.backends.mounts import ACP_WORKSPACE, PlannedMount, acp_directory, node_mounts
+from sandfleet_workers.blanks import Blank, BlankPool
 from sandfleet_workers.cordoning import FailureRow
 from sandfleet_workers.holdings import Held
+from sandfleet_workers.leftovers import Leftovers
+from sandfleet_workers.sandbox_dirs import SandboxDirs, thread_directory
 from sandfleet_workers.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from sandfleet_workers.jobs import Job
     from sandfleet_workers.node import Node
 
-__all__ = ["Lifecycle", "thread_directory"]
+__all__ = ["Lifecycle"]
 
 log = logging.getLogger("sandfleet.node")
 
-_CHILDREN = ("workspace", "uploads", "outputs")
 _CONFIRM_WITHIN_S = 10.0
 _GONE_WITHIN_S = 60.0
+_ENDING_AT_ONCE = 8
 _CORDON_REASON_CHARS = 300
-
-
-def thread_directory(data_root: Path, identity: Identity) -> Path:
-    """Where a thread's data lies: ``threads/{thread}`` or ``users/{user}/threads/{thread}``, then ``user-data``."""
-    base = data_root if identity.user_id is None else data_root / "users" / identity.user_id
-    return base / "threads" / identity.thread_id / "user-data"
 
 
 class Lifecycle:
@@ -56,6 +54,10 @@ class Lifecycle:
         #: What is being ended at this moment; set once it is gone.
         self._ending: dict[Route, threading.Event] = {}
         self.upkeep = Upkeep(node, self)
+        limits = node.settings.container
+        self.dirs = SandboxDirs(
+            node.settings.data_root, node.node_id, max_bytes=limits.disk_bytes, max_inodes=limits.disk_inodes
+        )
         #: Set before `open`.
         self.data_id = ""
 
@@ -95,8 +97,14 @@ class Lifecycle:
                 "set SANDFLEET_RUN_ROOT to a directory this user may write",
                 key="run_root",
             ) from exc
+        settings = self._node.settings.model_copy(update={"node_id": self._node.node_id})
         for name, kind in self._kinds.items():
-            self._backends[name] = kind(self._node.settings, self._died)
+            self._backends[name] = kind(settings, self._died)
+        self.leftovers = Leftovers(self._node, self.dirs, self._backends)
+        self.leftovers.remove_own()
+        self.dirs.recover()
+        self.blanks = BlankPool(self._node, self.dirs, self.run_dir, self._mounts)
+        self.blanks.open(self._backends)
 
     def _backend(self, name: str) -> SandboxBackend:
         backend = self._backends.get(name)
@@ -108,6 +116,13 @@ class Lifecycle:
         return backend
 
     # --- node.create and node.destroy --------------------------------------------------------
+
+    def is_quick(self, message: OpMessage) -> bool:
+        """Whether it need not wait behind the starts of others: a blank sandbox is there for it."""
+        slot = message.args.get("blank")
+        if message.kind != "node.create" or not slot:
+            return False
+        return self.blanks.has(str(slot), SandboxSpec.from_wire(message.args.get("spec") or {}))
 
     def run(self, job: Job, message: OpMessage) -> None:
         """Carry out a claimed lifecycle operation and finish it."""
@@ -157,21 +172,16 @@ class Lifecycle:
         node, route = self._node, message.route
         spec = SandboxSpec.from_wire(message.args.get("spec") or {})
         backend = self._backend(spec.backend)
+        kind = backend.digest(spec)
         self._end_older(route)
         started = time.monotonic()
-        user_data = self._user_data(message.identity)
-        plan = SandboxPlan(
-            sandbox_id=route.sandbox_id,
-            identity=message.identity,
-            epoch=route.epoch,
-            user_data=user_data,
-            # Of this ownership alone: whoever still buries the last one must not remove it.
-            run_dir=self.run_dir / f"{route.sandbox_id[:16]}.{route.epoch:x}",
-            spec=spec,
-            mounts=(*self._mounts, (acp_directory(user_data), ACP_WORKSPACE, True)),
-        )
-        connection = backend.create(plan)
-        node.held[route.sandbox_id] = Held(route, message.identity, spec, backend, connection)
+        # First what takes it over, so that a blank sandbox whose place this thread has is not left behind.
+        blank = self.blanks.take(str(message.args.get("blank") or ""), kind)
+        self.blanks.wanted(kind, spec, backend, found=blank is not None)
+        held = self._claimed(blank, message, spec) if blank is not None else None
+        if held is None:
+            held = self._started(message, spec, backend)
+        node.held[route.sandbox_id] = held
         if route.sandbox_id not in backend.running():
             # It died before it was held, so nobody heard of it.
             self.end(route)
@@ -186,9 +196,42 @@ class Lifecycle:
         took_s = time.monotonic() - started
         log.info(
             "sandbox.started",
-            extra={"sandbox_id": route.sandbox_id, "took_s": round(took_s, 4), "backend": spec.backend},
+            extra={
+                "sandbox_id": route.sandbox_id,
+                "took_s": round(took_s, 4),
+                "backend": spec.backend,
+                "blank": held.slot is not None,
+            },
         )
         return {"took_s": took_s}
+
+    def _started(self, message: OpMessage, spec: SandboxSpec, backend: SandboxBackend) -> Held:
+        """Start a sandbox for the thread, with the thread's own directories."""
+        route = message.route
+        user_data = self.dirs.user_data(message.identity)
+        plan = SandboxPlan(
+            sandbox_id=route.sandbox_id,
+            identity=message.identity,
+            epoch=route.epoch,
+            user_data=user_data,
+            # Of this ownership alone: whoever still buries the last one must not remove it.
+            run_dir=self.run_dir / f"{route.sandbox_id[:16]}.{route.epoch:x}",
+            spec=spec,
+            mounts=(*self._mounts, (acp_directory(user_data), ACP_WORKSPACE, True)),
+        )
+        return Held(route, message.identity, spec, backend, backend.create(plan))
+
+    def _claimed(self, blank: Blank, message: OpMessage, spec: SandboxSpec) -> Held | None:
+        """Make a blank sandbox the thread's; None when that one could not be used, and a new one has to be started."""
+        route, slot = message.route, blank.slot
+        try:
+            self.dirs.claim(slot, message.identity, {"sandbox_id": route.sandbox_id, "epoch": route.epoch})
+            connection = blank.backend.claim(slot, route.sandbox_id)
+        except StartFailed as exc:
+            log.warning("blank.not_claimed", extra={"slot": slot, "sandbox_id": route.sandbox_id, "error": str(exc)})
+            self.blanks.discard(blank)
+            return None
+        return Held(route, message.identity, spec, blank.backend, connection, slot=slot)
 
     def _end_older(self, route: Route) -> None:
         """Nothing of an earlier owner is left here when this returns.
@@ -222,17 +265,6 @@ class Lifecycle:
                     raise
                 time.sleep(0.2)
 
-    def _user_data(self, identity: Identity) -> Path:
-        path = thread_directory(self._node.settings.data_root, identity)
-        try:
-            for child in _CHILDREN:
-                (path / child).mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            log.warning("sandbox.no_directory", extra={"path": str(path), "error": str(exc)})
-            reason = "disk" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else "data_unusable"
-            raise StartFailed(f"the thread's directory cannot be made: {exc.strerror}", reason=reason) from exc
-        return path
-
     def _destroy(self, message: OpMessage) -> dict[str, Any]:
         node, route = self._node, message.route
         self._end_older(route)
@@ -241,7 +273,7 @@ class Lifecycle:
             held.stopping = True
         self.end(route)
         if message.args.get("delete_data") is True:
-            _remove_data(thread_directory(node.settings.data_root, message.identity).parent)
+            _remove_data(thread_directory(self.dirs.data_root, message.identity).parent)
         node.store.stopped(route)
         return {}
 
@@ -260,6 +292,8 @@ class Lifecycle:
         try:
             held.connection.close()
             held.backend.destroy(route.sandbox_id)
+            if held.slot is not None:
+                self.dirs.remove_slot(held.slot)
         finally:
             with self._lock:
                 self._ending.pop(route).set()
@@ -301,6 +335,8 @@ class Lifecycle:
 
     def _died(self, sandbox_id: str, reason: str) -> None:
         """The backend saw a sandbox end by itself: record it at once, so that acquire can trust the registry."""
+        if self.blanks.died(sandbox_id, reason):
+            return
         held = self._node.held.get(sandbox_id)
         if held is None or sandbox_id in held.backend.running():
             return  # late news of an earlier one: a newer one of that id runs
@@ -315,25 +351,22 @@ class Lifecycle:
         except StoreUnavailable as exc:
             log.warning("sandbox.death_not_recorded", extra={"sandbox_id": sandbox_id, "error": str(exc)})
         held.connection.close()
+        if held.slot is not None:
+            self._node.pool.run_slow(functools.partial(self.dirs.remove_slot, held.slot))
 
     def tick(self, now_ms: int) -> None:
         """Upkeep, about once a second."""
         self.upkeep.tick(now_ms)
+        self.blanks.tick()
+        self.leftovers.tick()
 
     def close(self) -> None:
         """End what does not survive this process and say so."""
-        node = self._node
-        for held in list(node.held.values()):
-            held.stopping = True
-            try:
-                if not node.fenced:
-                    node.store.lost(held.route, reason="its node was stopped")
-            except StoreUnavailable as exc:
-                log.warning("sandbox.end_not_recorded", extra={"sandbox_id": held.route.sandbox_id, "error": str(exc)})
-            try:
-                self.end(held.route)
-            except (SandfleetError, OSError) as exc:
-                log.warning("sandbox.end_failed", extra={"sandbox_id": held.route.sandbox_id, "error": str(exc)})
+        self.blanks.close()
+        with ThreadPoolExecutor(_ENDING_AT_ONCE, thread_name_prefix="sandfleet-ending") as enders:
+            for held in list(self._node.held.values()):
+                held.stopping = True
+                enders.submit(self._close_one, held)
         try:
             self._wait_until_gone()
         except Busy as exc:
@@ -341,6 +374,18 @@ class Lifecycle:
         for backend in self._backends.values():
             backend.close()
         local_dirs.remove_tree(self.run_dir)
+
+    def _close_one(self, held: Held) -> None:
+        node, sandbox_id = self._node, held.route.sandbox_id
+        try:
+            if not node.fenced:
+                node.store.lost(held.route, reason="its node was stopped")
+        except StoreUnavailable as exc:
+            log.warning("sandbox.end_not_recorded", extra={"sandbox_id": sandbox_id, "error": str(exc)})
+        try:
+            self.end(held.route)
+        except (SandfleetError, OSError) as exc:
+            log.warning("sandbox.end_failed", extra={"sandbox_id": sandbox_id, "error": str(exc)})
 
 
 def _remove_data(path: Path) -> None:

@@ -115,6 +115,7 @@ class _NodeGauges:
         for backend in sorted({*node.settings.offered, *running}):
             boxes.add_metric([backend], running[backend])
         yield boxes
+        yield from _blanks(node)
         yield GaugeMetricFamily("sandfleet_replicas", "Sandboxes this node may run.", value=node.settings.replicas)
         yield GaugeMetricFamily(
             "sandfleet_lease_age_seconds", "Since the lease was last renewed.", value=node.lease.age_s()
@@ -126,6 +127,20 @@ class _NodeGauges:
             moved.add_metric([direction], blobs.MOVED.of("bytes").get(direction, 0))
         yield moved
         yield GaugeMetricFamily("sandfleet_lease_seconds", "How long a lease holds.", value=node.settings.lease_s)
+
+
+def _blanks(node: Node) -> Iterator[Metric]:
+    ready, starting = node.lifecycle.blanks.counts()
+    pool = GaugeMetricFamily("sandfleet_blank_pool", "Sandboxes started ahead, for new threads.", labels=["state"])
+    pool.add_metric(["ready"], ready)
+    pool.add_metric(["starting"], starting)
+    yield pool
+    served = CounterMetricFamily(
+        "sandfleet_blank_creations", "Creations while the pool is on, by whether one was ready.", labels=["found"]
+    )
+    served.add_metric(["yes"], node.lifecycle.blanks.used)
+    served.add_metric(["no"], node.lifecycle.blanks.missed)
+    yield served
 
 
 def serve_metrics(node: Node, registry: CollectorRegistry) -> MetricsServer:

@@ -89,7 +89,7 @@ class Node:
             raise InvalidArgument("the message does not belong to this task id and name")
         job.carry = Carry(message, message.route)
         if message.kind in LIFECYCLE:
-            return Plan(exclusive=(f"{message.route.sandbox_id}/life",), lifecycle=True)
+            return Plan(exclusive=(f"{message.route.sandbox_id}/life",), lifecycle=not self.lifecycle.is_quick(message))
         if message.kind == "cancel":
             return Plan()
         return Plan(message.lanes, (message.route.sandbox_id,), job.size)

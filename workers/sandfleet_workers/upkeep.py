@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sandfleet.errors import LeaseLost, NotStarted
-from sandfleet.model import SandboxInfo
+from sandfleet.model import NodeState, SandboxInfo
 from sandfleet.store.base import OpView, Route
 from sandfleet.wire import node_queue
 from sandfleet_workers.holdings import Held
@@ -31,6 +32,8 @@ _LOST_AFTER_MS = 3000
 #: not enough to call it lost: the main loop gets this long to take it.
 _LOOK_EVERY_S = 1.0
 _COMPARE_EVERY_S = 5.0
+#: A node that its full disk closed opens again with so much more, so that it does not open and close in turns.
+_SPACE_AGAIN_BYTES = 16 * 1024 * 1024
 
 
 def monotonic() -> float:
@@ -48,17 +51,19 @@ class Upkeep:
     def __init__(self, node: Node, lifecycle: Lifecycle) -> None:
         self._node = node
         self._lifecycle = lifecycle
-        self._looked_at = 0.0
+        self._looked_at = self._disk_at = 0.0
         self._compared_at = monotonic()
         #: Operations that the last look missed.
         self._missing: frozenset[str] = frozenset()
         #: What the last comparison found the registry not to know, and how many renewals there had been by then.
         self._disowned: dict[str, tuple[Route, int]] = {}
         self.to_readopt = False
+        #: This node cordoned itself because its disk is nearly full.
+        self._no_space = False
 
     def forgotten(self) -> None:
         """The store lost its data: with the next tick it is told what this node holds."""
-        self.to_readopt = True
+        self.to_readopt = self._lifecycle.blanks.to_tell_again = True
         self._disowned = {}
 
     def tick(self, now_ms: int) -> None:
@@ -73,6 +78,9 @@ class Upkeep:
         if now - self._compared_at >= _COMPARE_EVERY_S:
             self._compared_at = now
             self._compare(now_ms)
+        if now - self._disk_at >= _COMPARE_EVERY_S:
+            self._disk_at = now
+            self._watch_disk()
 
     # --- what nobody uses --------------------------------------------------------------------
 
@@ -103,6 +111,28 @@ class Upkeep:
             held.stopping = True
             log.info("sandbox.retired", extra={"sandbox_id": held.route.sandbox_id, "reason": ending.reason})
             self._node.pool.run_slow(functools.partial(self._lifecycle.end_and_tell, held.route))
+
+    # --- the disk ----------------------------------------------------------------------------
+
+    def _watch_disk(self) -> None:
+        """Take nothing new while the data root's file system is nearly full; open again what this closed."""
+        node, floor = self._node, self._node.settings.min_free_bytes
+        try:
+            free = shutil.disk_usage(node.settings.data_root).free
+        except OSError as exc:
+            log.warning("node.disk_unknown", extra={"node_id": node.node_id, "error": str(exc)})
+            return
+        if free < floor and not self._no_space and node.lease.state is NodeState.READY:
+            reason = f"{free >> 20} MiB are free at its data root, less than min_free_bytes ({floor >> 20} MiB)"
+            log.error("node.cordoned_itself", extra={"node_id": node.node_id, "reason": reason})
+            self._no_space = node.store.set_node_state(
+                node.node_id, NodeState.CORDONED, incarnation=node.incarnation, reason=reason
+            )
+        elif self._no_space and (node.lease.state is not NodeState.CORDONED or free >= floor + _SPACE_AGAIN_BYTES):
+            self._no_space = False
+            if node.lease.state is NodeState.CORDONED:
+                log.warning("node.opened_itself", extra={"node_id": node.node_id, "free_bytes": free})
+                node.store.set_node_state(node.node_id, NodeState.READY, incarnation=node.incarnation)
 
     # --- operations whose message got lost ---------------------------------------------------
 

@@ -11,7 +11,20 @@ from collections.abc import Sequence
 import click
 
 import sandfleet
-from sandfleet.cli import admin, collecting, completing, config, copying, demo, doctor, fleet, look, top, use
+from sandfleet.cli import (
+    admin,
+    collecting,
+    completing,
+    config,
+    copying,
+    demo,
+    doctor,
+    fleet,
+    inspecting,
+    look,
+    top,
+    use,
+)
 from sandfleet.cli.context import Cli, advice, exit_code, global_options
 from sandfleet.cli.output import printable
 from sandfleet.cli.sections import Sections
@@ -41,7 +54,7 @@ def cli() -> None:
 
 
 cli.params.extend(global_options())
-for module in (fleet, demo, use, copying, look, top, admin, collecting, doctor, completing, config):
+for module in (fleet, demo, use, copying, look, inspecting, top, admin, collecting, doctor, completing, config):
     for command in module.COMMANDS:
         cli.add_command(command)
 

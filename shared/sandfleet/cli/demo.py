@@ -13,20 +13,28 @@ from sandfleet.backends import Capability, SandboxBackend
 from sandfleet.cli.context import Cli, fleet_command, pass_cli, signals_as_interrupt
 from sandfleet.cli.demo_journal import Journal, Step
 from sandfleet.cli.demo_play import STEPS, THREADS, play
-from sandfleet.cli.doctor import backend_class
 from sandfleet.cli.output import note, printable, table
+from sandfleet.config import Settings
 from sandfleet.errors import ConfigError
+from sandfleet.installed_backends import backend_class
 from sandfleet.stack import Stack
 
 __all__ = ["COMMANDS", "report"]
 
 #: Short, so that a dead node is noticed while one watches.
 _LEASE_S = 3.0
+_BLANKS_S = 30.0
+_PREFERRED = ("docker", "local")
 
 
 @fleet_command("demo", short_help="Show it all on this machine, and kill a node.")
 @click.option("--nodes", type=click.IntRange(2, 16), default=2, show_default=True, help="Node processes to run.")
-@click.option("--backend", default="local", show_default=True, help="What a sandbox is: local (bubblewrap).")
+@click.option(
+    "--backend",
+    default="auto",
+    show_default=True,
+    help="What a sandbox is: docker, local (bubblewrap), or auto: the first of them that can run here.",
+)
 @pass_cli
 def demo(cli: Cli, nodes: int, backend: str) -> int:
     """Start a fleet of its own, let three threads do real work in it at once, kill a node, and say what happened.
@@ -37,25 +45,66 @@ def demo(cli: Cli, nodes: int, backend: str) -> int:
     \b
     Examples:
       sandfleet demo
+      sandfleet demo --backend local
       sandfleet demo --json
     """
-    kind = backend_class(backend)
-    problems = kind.check()
-    if Capability.PROCESS_ISOLATION not in kind.capabilities:
-        problems = ["it does not run the programs that the demo shows"]
-    if problems:
-        raise ConfigError(f"sandboxes of the backend {backend} cannot run here: {'; '.join(problems)}", key="backend")
+    kind, passed_over = choose(backend)
     journal = Journal(on_step=_progress(quiet=cli.json))
     began = time.monotonic()
     if not cli.json:
-        note(f"starting Redis, a scheduler and {nodes} nodes …")
-    with signals_as_interrupt(), Stack(nodes, backend=backend, lease_s=_LEASE_S, idle_timeout_s=600.0) as stack:
+        note(f"starting Redis, a scheduler and {nodes} nodes with sandboxes of the backend {kind.name} …")
+    with signals_as_interrupt(), Stack(nodes, backend=kind.name, lease_s=_LEASE_S, idle_timeout_s=600.0) as stack:
+        if Capability.BLANKS in kind.capabilities:
+            _await_blanks(stack)
         ready_s = time.monotonic() - began
         play(stack, journal)
     document = report(journal, kind, nodes=nodes)
+    document["passed_over"] = passed_over
     document["ready_s"], document["took_s"] = round(ready_s, 2), round(time.monotonic() - began, 2)
     cli.show(document, lambda: _tell(document, journal.steps))
     return 0 if document["ok"] else 1
+
+
+def choose(backend: str) -> tuple[type[SandboxBackend], dict[str, str]]:
+    """The backend to show, and why the others that were thought of are not: name → reason.
+
+    Raises:
+        ConfigError: It (or, for auto, any) cannot run here; the message says what each wants.
+    """
+    passed_over: dict[str, str] = {}
+    names = _PREFERRED if backend == "auto" else (backend,)
+    for name in names:
+        kind, problem = _looked_at(name)
+        if kind is not None and not problem:
+            return kind, passed_over | dict.fromkeys(names[len(passed_over) + 1 :], f"{name} isolates better")
+        passed_over[name] = problem
+    told = "; ".join(f"{name}: {problem}" for name, problem in passed_over.items())
+    raise ConfigError(f"the demo's sandboxes cannot run here: {told}", key="backend")
+
+
+def _looked_at(name: str) -> tuple[type[SandboxBackend] | None, str]:
+    """The backend, and why it cannot show anything here; "" when it can."""
+    try:
+        kind = backend_class(name)
+    except (ImportError, ConfigError) as exc:
+        return None, f"it is not installed ({exc})"
+    if Capability.PROCESS_ISOLATION not in kind.capabilities:
+        return kind, "it does not run the programs that the demo shows"
+    problems = list(kind.check())
+    if not problems:
+        missing = [finding for finding in kind.examine(Settings.load(backend=name)) if not finding.ready]
+        problems = [f"{finding.found}: {finding.advice}" for finding in missing]
+    return kind, "; ".join(problems)
+
+
+def _await_blanks(stack: Stack) -> None:
+    """Let the nodes start a sandbox ahead for each thread, as a fleet that runs for a while has them."""
+    until = time.monotonic() + _BLANKS_S
+    while sum(sum(node.blanks.values()) for node in stack.store.nodes()) < len(THREADS):
+        if time.monotonic() > until:
+            note("the nodes have not started sandboxes ahead in time; threads wait for theirs")
+            return
+        time.sleep(0.05)
 
 
 def report(journal: Journal, kind: type[SandboxBackend], *, nodes: int) -> dict[str, Any]:
@@ -105,13 +154,15 @@ def _tell(document: dict[str, Any], steps: list[Step]) -> None:
         f"{document['took_s']:.1f} s (of which {document['ready_s']:.1f} s to start the fleet)"
     )
     click.echo(f"backend    {document['backend']}, isolation: {document['isolation']}")
+    for name, reason in document["passed_over"].items():
+        click.echo(f"           not {name}: {printable(reason)}")
     click.echo(
         f"median     operation {document['p50_ms']} ms, no-op {document['noop_p50_ms']} ms, acquire new "
         f"{document['acquire_new_p50_ms']} ms, acquire warm {document['acquire_warm_p50_ms']} ms"
     )
     if document["ok"]:
         click.echo("Every step did what it should.")
-        click.echo("Next: sandfleet up --nodes 2")
+        click.echo(f"Next: sandfleet up --nodes 2 --backend {document['backend']}")
     else:
         wrong = sum(not step.ok for step in steps)
         click.echo(f"NOT OK: {wrong} step(s) went wrong, {STEPS - len(steps)} were not reached.")

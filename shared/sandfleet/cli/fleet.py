@@ -20,6 +20,7 @@ from sandfleet.cli.running import Announcement
 from sandfleet.config import Settings
 from sandfleet.connection import redacted
 from sandfleet.flower import DEFAULT_PORT, check_flower, new_password
+from sandfleet.installed_backends import backend_class
 from sandfleet.stack import Stack, child_environ
 from sandfleet.store import open_store
 
@@ -31,7 +32,7 @@ _WATCH_S = 0.5
 @fleet_command("up", short_help="Run a whole fleet on this machine.")
 @click.option("--nodes", type=click.IntRange(1, 64), default=1, show_default=True, help="Node processes to run.")
 @click.option("--replicas", type=click.IntRange(1, 100_000), help="Sandboxes each node holds at most.  [16]")
-@click.option("--backend", help="What a sandbox is: local (bubblewrap), host (not isolated) or mock.  [local]")
+@click.option("--backend", help="What a sandbox is: docker, aio, local (bubblewrap), host (not isolated).  [local]")
 @click.option("--data-root", type=click.Path(file_okay=False, path_type=Path), help="Where threads' files lie.")
 @click.option("--durable", is_flag=True, help="The private Redis writes every change to disk.")
 @click.option("--flower", is_flag=True, help="Run Flower too: every task in a browser.")
@@ -46,6 +47,7 @@ def up(cli: Cli, /, nodes: int, durable: bool, flower: bool, flower_port: int, *
     \b
     Examples:
       sandfleet up --nodes 2
+      sandfleet up --backend docker
       sandfleet exec --thread alice -- uname -a       # in another terminal
       sandfleet up --flower
     """
@@ -190,6 +192,7 @@ def _facts(stack: Stack) -> dict[str, Any]:
         "redis_url": settings.redis_url,
         "prefix": settings.prefix,
         "backend": settings.backend,
+        "isolation": backend_class(settings.backend).isolation,
         "nodes": list(stack.node_ids),
         "data_root": str(settings.data_root),
         "log_dir": str(stack.log_dir),
@@ -216,6 +219,7 @@ def _welcome(stack: Stack, *, own_redis: bool, new_password: bool) -> None:
             f"{node_id:<10} pid {process.pid:<8} {settings.replicas} sandboxes at most, "
             f"backend {shown_backend(settings.backend)}"
         )
+    click.echo(f"isolation  {backend_class(settings.backend).isolation}")
     if stack.flower_port is not None:
         secret = f"password {settings.flower_password} (told this once)" if new_password else "your password"
         click.echo(f"Flower     http://127.0.0.1:{stack.flower_port}/  user {settings.flower_user}, {secret}")

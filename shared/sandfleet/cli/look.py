@@ -52,7 +52,8 @@ def ls(cli: Cli, thread: str | None, user: str | None, node: str | None) -> None
 def nodes(cli: Cli) -> None:
     """List the nodes: whether they live, how full they are, what they offer, and why one is cordoned.
 
-    SANDBOXES are the places taken, of those the node has. Threads that wait for a place are counted below.
+    SANDBOXES are the places taken, of those the node has: WARM ones run with nobody in them, BLANK ones were started
+    ahead and belong to nobody yet. Threads that wait for a place are counted below.
 
     \b
     Examples:
@@ -128,6 +129,7 @@ def _show_nodes(found: list[NodeView], line: int, now_s: float) -> None:
             shown_state(node),
             f"{node.places}/{node.replicas}",
             node.warm,
+            sum(node.blanks.values()),
             node.inflight,
             ",".join(map(shown_backend, node.backends)),
             ",".join(f"{k}={v}" for k, v in node.labels.items()),
@@ -138,7 +140,7 @@ def _show_nodes(found: list[NodeView], line: int, now_s: float) -> None:
         for node in found
     ]
     columns: tuple[str, ...] = (
-        "node", "state", "sandboxes", "warm", "ops", "backends", "labels", "host", "pid", "since"
+        "node", "state", "sandboxes", "warm", "blank", "ops", "backends", "labels", "host", "pid", "since"
     )  # fmt: skip
     if any(node.reason for node in found):
         columns = (*columns, "reason")

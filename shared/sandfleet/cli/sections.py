@@ -9,7 +9,7 @@ __all__ = ["SECTIONS", "Sections", "by_section"]
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Run a fleet": ("demo", "up", "scheduler", "worker", "flower"),
     "Use sandboxes": ("exec", "cp"),
-    "Look": ("ls", "nodes", "ops", "story", "top"),
+    "Look": ("ls", "nodes", "ops", "inspect", "story", "top"),
     "Intervene": ("cancel", "release", "destroy", "cordon", "uncordon", "drain", "gc"),
     "Set up": ("config", "doctor", "completion"),
 }

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from sandfleet.backends import shown_backend
 from sandfleet.cli.context import Cli, fleet_command, pass_cli, signals_as_interrupt
 from sandfleet.cli.output import age, plain_lines, printable
 from sandfleet.cli.top_facts import SORTS, Rates, read_fleet, snapshot
@@ -26,7 +27,7 @@ __all__ = ["COMMANDS"]
 #: A node tells its load with each renewal of its lease, about once a second.
 _RATE_S = 2.5
 _LOOK_S = 0.2
-_NODE_COLUMNS = ("node", "state", "used", "live", "warm", "free", "run", "wait", "ops/s", "load")
+_NODE_COLUMNS = ("node", "state", "used", "live", "warm", "blank", "free", "run", "wait", "ops/s", "load", "backends")
 _OP_COLUMNS = ("for", "node", "state", "what")
 #: Lines that are neither a node nor an operation: head, queues, two blanks, two headings, "… and more" twice.
 _OTHER_LINES = 8
@@ -43,7 +44,8 @@ def top(cli: Cli, interval_s: float, sort: str, limit: int, once: bool) -> None:
     """Watch the fleet: how full and busy each node is, what has been running longest, who waits.
 
     On a terminal it is drawn anew every --interval seconds; q or Ctrl-C ends it. Piped, or with --json, it is told
-    once. `used` counts places taken, `run` and `wait` operations on the node, `load` is the machine's.
+    once. `used` counts places taken, `blank` those of sandboxes started ahead, `run` and `wait` operations on the
+    node; `load` is the machine's.
 
     \b
     Examples:
@@ -206,11 +208,13 @@ def _node_cells(node: Mapping[str, Any]) -> list[str]:
         f"{node['used']}/{node['replicas']}",
         node["live"],
         node["warm"],
+        node["blank"],
         node["free"],
         node["running"],
         node["waiting"],
         "-" if rate is None else f"{rate:.1f}",
         "-" if node["load_1m"] is None else f"{node['load_1m']:.1f}/{node['cpus']}",
+        ",".join(map(shown_backend, node["backends"])),
     ]
     return [printable(cell) for cell in cells]
 

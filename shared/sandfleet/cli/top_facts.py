@@ -105,6 +105,7 @@ def _node(node: NodeView, queues: Mapping[str, int], rate: float | None) -> Node
         "node_id": node.node_id,
         "state": shown_state(node),
         "reason": node.reason,
+        "backends": list(node.backends),
         "used": node.places,
         "replicas": node.replicas,
         **place_counts(node),

@@ -133,6 +133,8 @@ def _remark(result: CommandResult, max_output_bytes: int) -> None:
         )
     if result.cancelled:
         note("sandfleet: somebody cancelled it")
+    if result.out_of_memory:
+        note("sandfleet: killed because it took all the memory that the sandbox may have")
     if result.timed_out:
         note(f"sandfleet: ended by its timeout after {result.duration_s:.1f} s")
 

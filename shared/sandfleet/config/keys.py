@@ -43,16 +43,21 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "redis": ("url=redis_url", "allow_insecure=allow_insecure_redis", "prefix"),
     "sandbox": (
         "use", "backend", "replicas", "overflow_policy", "acquire_timeout_s", "burst_limit", "max_per_user",
-        "idle_timeout_s", "active_idle_timeout_s", "max_age_s", "destroy_on_release", "command_timeout_s",
+        "idle_timeout_s", "active_idle_timeout_s", "max_age_s", "lifecycle", "destroy_on_release",
+        "blank_pool", "reserve_free", "command_timeout_s", "tmp_bytes", "nofile",
         "allow_host_bash", "mounts", "environment", "env_inherit", "env_whitelist", "env_blacklist",
-        "bash_output_max_chars", "read_file_output_max_chars", "ls_output_max_chars", "port=container_port",
+        "bash_output_max_chars", "read_file_output_max_chars", "ls_output_max_chars",
+        # Of containers: what runs, what it may take, what it may reach, who may ask for more, how it is made.
+        "image", "image_pull_policy", "registry_config", "runtime", "preset", "container_user",
+        "memory_bytes", "cpus", "pids", "disk_bytes", "disk_inodes", "network_mode", "docker_network",
+        "allowed_images", "allowed_options", "docker_host", "container_prefix", "temp_dir", "port=container_port",
     ),
     "node": (
         "id=node_id", "backends", "labels", "data_root", "run_root", "concurrency", "start_concurrency",
         "start_timeout_s", "max_queue", "max_lane", "max_queue_bytes", "lease_s", "drain_timeout_s",
-        "cordon_after_failures",
+        "cordon_after_failures", "min_free_bytes",
     ),
-    "local": ("uid_base", "uid_count", "max_nproc", "nofile", "tmp_bytes"),
+    "local": ("uid_base", "uid_count", "max_nproc"),
     "client": ("queue_timeout_s", "agent_ttl_s", "client_bytes", "fleet_bytes", "publish"),
     "tools": (
         "glob.max_results=glob_max_results", "grep.max_results=grep_max_results",
@@ -66,6 +71,26 @@ _PLACES: dict[str, tuple[str, ...]] = {
 
 # Fields of these groups stand directly below `sandbox:`.
 _FLAT_GROUPS = ("container", "cloud", "guard")
+#: Settings that not every backend of their group reads; those that none reads yet have none.
+_READ_BY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        (
+            "registry_config", "allowed_images", "allowed_options", "runtime", "container_user", "docker_host",
+            "docker_network",
+        ),
+        ("docker", "aio"),
+    ),
+    "preset": ("docker",),
+    "container_port": ("aio", "kubernetes"),
+    **dict.fromkeys(
+        (
+            "image_pull_secrets", "memory_request_bytes", "cpu_request", "provisioner_url", "provisioner_api_key",
+            "kubeconfig_path",
+        ),
+        ("kubernetes",),
+    ),
+    **dict.fromkeys(("allowed_domains", "blocked_domains", "http_proxy", "persistent_volume", "restore_on_start"), ()),
+}  # fmt: skip
 _SECRET_WORDS = ("password", "secret", "token", "api_key", "access_key")
 
 Shape = Literal["scalar", "list", "mapping", "mounts"]
@@ -198,7 +223,7 @@ def _walk(places: Mapping[str, str]) -> Iterator[Leaf]:
             section = "sandbox" if name in _FLAT_GROUPS else name
             for inner, inner_info in typing.cast(type[BaseModel], kind).model_fields.items():
                 key = places.get(inner) or f"{section}.{inner}"
-                yield Leaf((name, inner), key, inner_info, used_by)
+                yield Leaf((name, inner), key, inner_info, _READ_BY.get(inner, used_by))
         else:
             yield Leaf((name,), places.get(name) or _guess(name), info)
 

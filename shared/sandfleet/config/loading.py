@@ -29,7 +29,13 @@ __all__ = ["Loaded", "load_settings"]
 log = logging.getLogger("sandfleet.config")
 
 _PROFILE = ENV_PREFIX + "ENV"
-_LOCAL_BACKENDS = ("local", "host", "mock")
+#: What is known to read no more than the table of settings says. Others may read what they like.
+_BUILT_IN = frozenset({"local", "host", "mock", "docker", "aio", "kubernetes"})
+#: Settings whose silence could be taken for protection.
+_PROTECTING = ("_bytes", "cpus", "pids", "disk_inodes", "network_mode", "runtime", "preset")
+_INSTEAD = {"image_pull_secrets": " (Docker takes the registries' credentials from `sandbox.registry_config`)"}
+_CONTAINERS = frozenset({"docker", "aio"})
+_NO_EGRESS_RULES = "nodes refuse `network_mode: restricted`: this version has no rules for it; choose none, or full"
 _NOTHING_INHERITED = "sandboxes have no variable of this process unless `env_inherit` names it, and it names none"
 _told: set[str] = set()
 _told_lock = threading.Lock()
@@ -257,6 +263,7 @@ def _names(found: Found | None) -> list[str]:
 def _without_effect(settings: Settings, found: Mapping[str, Found]) -> list[Notice]:
     """A word for every setting that was given and that nothing here reads."""
     notices = []
+    offered = {settings.backend, *settings.offered}
     for leaf in leaves():
         said = found.get(leaf.name)
         value = leaf.of(settings)
@@ -266,16 +273,20 @@ def _without_effect(settings: Settings, found: Mapping[str, Found]) -> list[Noti
         if not leaf.used_by:
             text = f"`{said.key}` is checked but not enforced by this version"
             notices.append(Notice(said.key, text, warning=True))
-        elif settings.backend in _LOCAL_BACKENDS:
-            readers = ", ".join(leaf.used_by)
-            text = f"`{said.key}` has no effect with the backend {settings.backend}; it is for {readers}"
-            notices.append(Notice(said.key, text, warning=leaf.name.endswith(("_bytes", "cpus", "network_mode"))))
+        elif offered <= _BUILT_IN and offered.isdisjoint(leaf.used_by):
+            readers, instead = ", ".join(leaf.used_by), _INSTEAD.get(leaf.name, "")
+            text = f"`{said.key}` has no effect with the backend {settings.backend}; it is for {readers}{instead}"
+            notices.append(Notice(said.key, text, warning=leaf.name.endswith(_PROTECTING)))
     return notices + _without_their_other_half(settings, found)
 
 
 def _without_their_other_half(settings: Settings, found: Mapping[str, Found]) -> list[Notice]:
     """The same for settings that need another one beside them."""
     offered = (settings.backend, *settings.offered)
+    if settings.container.network_mode == "restricted" and not _CONTAINERS.isdisjoint(offered):
+        restricted = [Notice(found["network_mode"].key, _NO_EGRESS_RULES, warning=True)]
+    else:
+        restricted = []
     reasons = {
         "allow_host_bash": settings.allow_host_bash
         and "host" not in offered
@@ -286,7 +297,7 @@ def _without_their_other_half(settings: Settings, found: Mapping[str, Found]) ->
         and not settings.burst_limit
         and "`burst` is as good as `wait` where nodes have no `burst_limit`, and it is 0 here",
     }
-    return [
+    return restricted + [
         Notice(found[name].key, why if name == "overflow_policy" else f"`{found[name].key}` has no effect: {why}")
         for name, why in reasons.items()
         if why and name in found

@@ -64,7 +64,37 @@ class ContainerSettings(_Group):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
         default="IfNotPresent", description="When the image is pulled."
     )
-    image_pull_secrets: tuple[str, ...] = Field(default=(), description="Names of the registry's credentials.")
+    image_pull_secrets: tuple[str, ...] = Field(
+        default=(), description="Names of the secrets with the registry's credentials."
+    )
+    registry_config: Path | None = Field(
+        default=None,
+        description="A Docker config.json with the registries' credentials; None takes the worker's own, if any.",
+    )
+    allowed_images: tuple[str, ...] = Field(
+        default=(), description="Images that callers may ask for beside `image`, as globs (`ghcr.io/acme/*`)."
+    )
+    allowed_options: tuple[str, ...] = Field(
+        default=(),
+        description="Options that callers may loosen, by name (`network_mode`); the others they may only tighten.",
+    )
+    preset: Literal["strict", "developer"] = Field(
+        default="strict", description="strict: read-only root file system; developer: a writable one."
+    )
+    runtime: str = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$|^$",
+        description="OCI runtime (`runsc`, `crun`…); a node without it does not start. Empty: the engine's default.",
+    )
+    container_user: str = Field(
+        default="",
+        pattern=r"^([1-9]\d{0,9}(:[1-9]\d{0,9})?)?$",
+        description="uid or uid:gid inside; empty: 10001, or the worker's own where that is not root.",
+    )
+    docker_network: str = Field(
+        default="",
+        description="Docker network when `network_mode` is full; empty: one that sandfleet makes, without ICC.",
+    )
     # Not `port`: Kubernetes sets SANDFLEET_PORT in every pod beside a Service that is called sandfleet.
     container_port: int = Field(default=8080, ge=1, le=65_535, description="Port of the HTTP API in the container.")
     container_prefix: str = Field(
@@ -79,7 +109,10 @@ class ContainerSettings(_Group):
     memory_request_bytes: int = Field(default=0, ge=0, description="Memory a pod reserves; 0: what the backend takes.")
     cpus: float = Field(default=1.0, gt=0, le=1024, description="CPU cores of one sandbox.")
     cpu_request: float = Field(default=0.0, ge=0, le=1024, description="CPU cores a pod reserves; 0 as above.")
-    disk_bytes: int = Field(default=0, ge=0, description="Disk one sandbox may fill; 0: no limit of its own.")
+    disk_bytes: int = Field(
+        default=0, ge=0, description="Disk a thread's data may fill, where the file system has quotas; 0: no limit."
+    )
+    disk_inodes: int = Field(default=0, ge=0, description="Files a thread's data may have, likewise; 0: no limit.")
     pids: int = Field(default=256, ge=8, description="Processes of one sandbox.")
     network_mode: Literal["none", "restricted", "full"] = Field(
         default="none", description="No network, the allowed domains only, or everything."

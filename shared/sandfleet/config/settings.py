@@ -64,7 +64,9 @@ class Settings(BaseModel):
         description="A provider class of your own, as `package.module:Class`; empty is sandfleet's.",
     )
     backend: str = Field(
-        default="local", min_length=1, description="What kind of sandbox is asked for: local, host, mock or a plugin's."
+        default="local",
+        min_length=1,
+        description="What kind of sandbox is asked for: docker, aio, local, host, mock or a plugin's.",
     )
     backends: tuple[str, ...] = Field(default=(), description="Backends a node offers; empty means just `backend`.")
     labels: Mapping[str, str] = Field(default_factory=dict, description="Labels of a node, or wanted of one.")
@@ -88,6 +90,17 @@ class Settings(BaseModel):
     max_age_s: float = Field(
         default=0.0, ge=0, description="Sandboxes older than this end when no operation runs in them; 0: no limit."
     )
+    blank_pool: int = Field(
+        default=2, ge=0, le=1000, description="Sandboxes a node keeps started ahead, where its backend can; 0: none."
+    )
+    reserve_free: int = Field(default=1, ge=0, description="Places that blank sandboxes leave free.")
+    min_free_bytes: int = Field(
+        default=256 * 1024 * 1024, ge=0, description="A node with less free disk at its data root takes nothing new."
+    )
+    lifecycle: Literal["session", "task", "pool"] = Field(
+        default="session",
+        description="session: a released sandbox stays warm for its thread; task, pool: it ends with its last release.",
+    )
     cordon_after_failures: int = Field(
         default=3, ge=0, description="A node cordons itself when creates of this many threads in a row fail; 0: never."
     )
@@ -104,8 +117,8 @@ class Settings(BaseModel):
     uid_base: int = Field(default=1_900_000_000, ge=1000, description="First uid of local sandboxes (root only).")
     uid_count: int = Field(default=100_000_000, ge=1, description="How many uids there are from uid_base on.")
     max_nproc: int = Field(default=512, ge=8, description="Processes of a local sandbox (root workers only).")
-    nofile: int = Field(default=4096, ge=64, description="Open files per process in a local sandbox.")
-    tmp_bytes: int = Field(default=256 * 1024 * 1024, ge=1024 * 1024, description="Size of /tmp in a local sandbox.")
+    nofile: int = Field(default=4096, ge=64, description="Open files per process in a sandbox.")
+    tmp_bytes: int = Field(default=256 * 1024 * 1024, ge=1024 * 1024, description="Size of /tmp in a sandbox.")
     start_timeout_s: float = Field(default=15.0, gt=0, description="How long the start of a sandbox may take.")
 
     acquire_timeout_s: float = Field(default=30.0, gt=0, description="How long acquire waits for a sandbox.")
@@ -205,6 +218,11 @@ class Settings(BaseModel):
         except ConfigError as exc:
             raise ValueError(exc.message) from None
         return self
+
+    @property
+    def ends_on_release(self) -> bool:
+        """Whether a sandbox ends with its last release."""
+        return self.destroy_on_release or self.lifecycle != "session"
 
     @property
     def offered(self) -> tuple[str, ...]:

@@ -129,7 +129,9 @@ def about(leaf: Leaf) -> str:
     """Who reads a setting that not every process does, in words; empty for the others."""
     if leaf.used_by is None:
         return ""
-    return f"For the backends {', '.join(leaf.used_by)}." if leaf.used_by else "Checked, not enforced by this version."
+    if not leaf.used_by:
+        return "Checked, not enforced by this version."
+    return f"For the backend{'s'[: len(leaf.used_by) > 1]} {', '.join(leaf.used_by)}."
 
 
 def _shown(leaf: Leaf, value: Any) -> tuple[Any, bool]:

@@ -12,7 +12,8 @@ The facts kept here (``{p}`` is the deployment's prefix):
 ``{p}sandbox:{sid}``       hash: identity, route (node, incarnation, epoch), state, spec…; ``{p}sandboxes`` zset of all
 ``{p}thread:{digest}``     hash: sandbox_id, data_id (home of its data), epoch of the last owner
 ``{p}id:{sid}``            string digest: whom a sandbox id belongs to
-``{p}places:{node}``       zset sandbox id → reservation expiry (+inf once confirmed)
+``{p}places:{node}``       zset sandbox id, or ~slot of a blank one → reservation expiry (+inf once confirmed)
+``{p}blanks:{node}``       hash slot → spec digest: blank sandboxes that are ready
 ``{p}warm:{node}``         zset sandbox id → since when nobody is in it
 ``{p}agents:{sid}``        zset agent → expiry;  ``{p}busy:{sid}`` zset op id → expiry
 ``{p}waiting:{digest}``    hash of acquires that wait for this thread's sandbox, and the last request for one
@@ -37,6 +38,7 @@ from typing import Any
 
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState, NodeView, SandboxInfo, SandboxSpec
+from sandfleet.store.blanks import Blanks
 from sandfleet.store.collecting import Collecting
 from sandfleet.store.exchange import Exchange
 from sandfleet.store.line import Line
@@ -80,7 +82,7 @@ __all__ = [
 ]
 
 
-class Store(Line, Exchange, Collecting):
+class Store(Blanks, Line, Exchange, Collecting):
     """Shared state. Thread-safe. Every method is one atomic transition (one round trip in Redis).
 
     Raises (any method):
@@ -187,6 +189,7 @@ class Store(Line, Exchange, Collecting):
         burst: bool = False,
         max_per_user: int = 0,
         from_line: bool = False,
+        spec_digest: str = "",
     ) -> Reserved:
         """Take a place on a node for a thread, atomically with the check that it has none: see `Reserved`.
 
@@ -195,6 +198,9 @@ class Store(Line, Exchange, Collecting):
         superseded does not count. While anybody stands in line (`park`), a thread that was not read from it
         (``from_line``) is told ``queued``, but for a burst above the replicas, for which nobody there waits. A thread
         that gets a place leaves the line.
+
+        A ready blank of ``spec_digest`` on the node gives its place to the thread; when no place is free, any ready
+        blank does (`Reserved.blank`). That blank is not known any more then.
 
         The sandbox id is the first of `sandbox_id_candidates` that is free or already this identity's.
         The epoch is max(last epoch of the thread + 1, store time in µs). The thread's home becomes ``data_id``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -99,7 +100,7 @@ def sandbox_info(row: list[Any]) -> SandboxInfo:
 
 def node_view(row: list[Any]) -> NodeView:
     """A row of the ``nodes`` script."""
-    node_id, holder, places, creating, stopping, warm, idlest, inflight, *flat = row
+    node_id, holder, places, creating, starting, stopping, warm, idlest, blanks, inflight, *flat = row
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     return NodeView(
         node_id=node_id,
@@ -120,9 +121,11 @@ def node_view(row: list[Any]) -> NodeView:
         load=json.loads(fields.get("load", "{}")),
         burst_limit=int(fields.get("burst_limit", "0")),
         creating=creating,
+        starting=starting,
         stopping=stopping,
         reason=fields.get("reason", ""),
         idlest=tuple((sid, int(float(since))) for sid, since in zip(idlest[::2], idlest[1::2], strict=True)),
+        blanks=dict(Counter(blanks)),  # `asdict` cannot copy a Counter
     )
 
 

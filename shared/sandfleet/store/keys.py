@@ -43,5 +43,8 @@ class Keys:
     def places(self, node_id: str) -> str:
         return f"{self.prefix}places:{node_id}"
 
+    def blanks(self, node_id: str) -> str:
+        return f"{self.prefix}blanks:{node_id}"
+
     def lock(self, name: str) -> str:
         return f"{self.prefix}lock:{name}"

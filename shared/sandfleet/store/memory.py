@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sandfleet.store.memory_blanks import MemoryBlanks
 from sandfleet.store.memory_collecting import MemoryCollecting
 from sandfleet.store.memory_line import MemoryLine
 from sandfleet.store.memory_nodes import MemoryNodes
@@ -13,7 +14,16 @@ from sandfleet.store.memory_threads import MemoryThreads
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore(MemoryNodes, MemoryThreads, MemorySandboxes, MemoryLine, MemoryOps, MemoryReplies, MemoryCollecting):
+class MemoryStore(
+    MemoryNodes,
+    MemoryThreads,
+    MemorySandboxes,
+    MemoryBlanks,
+    MemoryLine,
+    MemoryOps,
+    MemoryReplies,
+    MemoryCollecting,
+):
     """Shared state of one process.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from sandfleet.store.base import Closed, NodeRecord, Renewal, Store
 from sandfleet.store.codec import ms_of
 from sandfleet.store.memory_sandboxes import creation_ended
 from sandfleet.store.memory_state import DAY_MS, Node
-from sandfleet.store.memory_steps import STOPPING_MS, MemorySteps
+from sandfleet.store.memory_steps import STOPPING_MS, MemorySteps, is_blank
 
 
 class MemoryNodes(MemorySteps, Store):
@@ -37,6 +38,7 @@ class MemoryNodes(MemorySteps, Store):
                 known.record = node
                 self._nodes.touch(node.node_id, DAY_MS)
             else:
+                self._drop_blanks(node.node_id)
                 retired = known.retired if known else ""
                 self._nodes.put(node.node_id, Node(node, NodeState.READY, now, {}, retired), DAY_MS)
                 self._tell(node.node_id, "announced", incarnation=node.incarnation)
@@ -87,6 +89,7 @@ class MemoryNodes(MemorySteps, Store):
             if state == NodeState.GONE:
                 self._leases.drop(node_id)
                 node.retired = node.record.incarnation
+                self._drop_blanks(node_id)
             return True
 
     def nodes(self) -> list[NodeView]:
@@ -97,7 +100,9 @@ class MemoryNodes(MemorySteps, Store):
         node = self._nodes.get(node_id)
         assert node is not None
         record, now = node.record, self._now()
-        places, warm = self._places[node_id].values(), self._warm[node_id]
+        warm = self._warm[node_id]
+        making = [member for member, until in self._places[node_id].items() if now < until < math.inf]
+        starting = sum(map(is_blank, making))
         return NodeView(
             node_id=node_id,
             incarnation=record.incarnation,
@@ -116,10 +121,12 @@ class MemoryNodes(MemorySteps, Store):
             version=record.version,
             load=node.load,
             burst_limit=record.burst_limit,
-            creating=sum(1 for until in places if now < until < math.inf),
+            creating=len(making) - starting,
+            starting=starting,
             stopping=sum(1 for since in self._stopping[node_id].values() if since > now - STOPPING_MS),
             reason=node.reason,
             idlest=tuple(heapq.nsmallest(32, warm.items(), key=lambda item: (item[1], item[0]))),
+            blanks=dict(Counter(self._blanks[node_id].values())),
         )
 
     def close_incarnation(self, node_id: str, incarnation: str | None, *, reason: str, limit: int = 200) -> Closed:
@@ -160,10 +167,15 @@ class MemoryNodes(MemorySteps, Store):
 
     def _close_sandboxes(self, node_id: str, kept: str | None, reason: str, limit: int) -> tuple[list[str], bool]:
         lost: list[str] = []
+        node = self._nodes.get(node_id)
+        if node is None or node.record.incarnation != kept:
+            self._drop_blanks(node_id)
         for sandbox_id, _ in sorted(self._places[node_id].items(), key=lambda item: (item[1], item[0])):
             if len(lost) == limit:
                 return lost, True
             sandbox = self._sandboxes.get(sandbox_id)
+            if is_blank(sandbox_id):
+                continue
             if sandbox is None or sandbox.route.node_id != node_id:
                 del self._places[node_id][sandbox_id]
             elif sandbox.route.incarnation != kept:

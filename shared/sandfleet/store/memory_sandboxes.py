@@ -10,7 +10,7 @@ from sandfleet.model import SandboxInfo, SandboxState
 from sandfleet.store.base import Recorded, Route, Store, Swept
 from sandfleet.store.codec import in_order, ms_of
 from sandfleet.store.memory_state import Sandbox
-from sandfleet.store.memory_steps import MemorySteps, where
+from sandfleet.store.memory_steps import MemorySteps, is_blank, where
 
 
 class MemorySandboxes(MemorySteps, Store):
@@ -106,7 +106,11 @@ class MemorySandboxes(MemorySteps, Store):
             found: list[Swept] = []
             for sandbox_id, until in list(self._places[node_id].items()):
                 sandbox = self._sandboxes.get(sandbox_id)
-                if sandbox is None or sandbox.route.node_id != node_id:
+                if is_blank(sandbox_id):
+                    if until <= self._now():
+                        del self._places[node_id][sandbox_id]
+                        self._kick()
+                elif sandbox is None or sandbox.route.node_id != node_id:
                     del self._places[node_id][sandbox_id]
                 elif sandbox.route.incarnation == incarnation:
                     found += self._sweep_one(sandbox, until)

@@ -180,6 +180,7 @@ class MemoryState:
         self._longest_lease_ms = 0
         self._recovering_until = 0
         self._places: dict[str, dict[str, float]] = defaultdict(dict)
+        self._blanks: dict[str, dict[str, str]] = defaultdict(dict)
         self._warm: dict[str, dict[str, int]] = defaultdict(dict)
         self._agents: dict[str, dict[str, int]] = defaultdict(dict)
         self._busy: dict[str, dict[str, int]] = defaultdict(dict)
@@ -251,6 +252,7 @@ class MemoryState:
             names = [f"{kind}:{key}" for kind, table in expiring.items() for key in table]
             plain: dict[str, Mapping[str, Any]] = {
                 "places": self._places,
+                "blanks": self._blanks,
                 "warm": self._warm,
                 "agents": self._agents,
                 "busy": self._busy,

@@ -11,7 +11,7 @@ from sandfleet.model import NodeState, SandboxState
 from sandfleet.store.base import Route, Waiter
 from sandfleet.store.memory_state import KEEP_MS, MemoryState, Op, Sandbox
 
-__all__ = ["STOPPING_MS", "MemorySteps", "where"]
+__all__ = ["STOPPING_MS", "MemorySteps", "blank_place", "is_blank", "where"]
 
 LOST_MS = 600_000
 STOPPING_MS = 30_000
@@ -104,6 +104,26 @@ class MemorySteps(MemoryState):
         self._tell(sandbox.route.sandbox_id, "lost", reason=reason, **where(sandbox.route))
         self._kick()
 
+    # --- blank sandboxes -----------------------------------------------------------------------
+
+    def _drop_blank(self, node_id: str, slot: str) -> bool:
+        """The place and all else of one blank; whether it had a place."""
+        self._blanks[node_id].pop(slot, None)
+        return self._places[node_id].pop(blank_place(slot), None) is not None
+
+    def _drop_blanks(self, node_id: str) -> None:
+        """The incarnation that they belong to has ended."""
+        places = self._places[node_id]
+        for member in [member for member in places if is_blank(member)]:
+            del places[member]
+        self._blanks.pop(node_id, None)
+
+    def _choose_blank(self, node_id: str, digest: str, *, any_kind: bool) -> str:
+        """The ready blank that a thread gets: one of its spec, else any if it needs the place; the first by name."""
+        ready = self._blanks[node_id]
+        same = [slot for slot, its_digest in ready.items() if its_digest == digest]
+        return min(same or (ready if any_kind else ()), default="")
+
     # --- the line ------------------------------------------------------------------------------
 
     def _kick(self) -> None:
@@ -186,3 +206,13 @@ class MemorySteps(MemoryState):
 def where(route: Route) -> dict[str, Any]:
     """What a story tells of a route."""
     return {"node_id": route.node_id, "incarnation": route.incarnation, "epoch": route.epoch}
+
+
+def blank_place(slot: str) -> str:
+    """What stands for a blank sandbox among the places of its node."""
+    return f"~{slot}"
+
+
+def is_blank(member: str) -> bool:
+    """Whether this member of a node's places is a blank sandbox."""
+    return member.startswith("~")

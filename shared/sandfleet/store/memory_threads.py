@@ -72,6 +72,7 @@ class MemoryThreads(MemorySteps, Store):
         burst: bool = False,
         max_per_user: int = 0,
         from_line: bool = False,
+        spec_digest: str = "",
     ) -> Reserved:
         with self._lock:
             now, digest = self._now(), identity.digest
@@ -87,21 +88,25 @@ class MemoryThreads(MemorySteps, Store):
             if from_line and not (digest in self._in_line and self._awaited(digest)):
                 self._leave_line(digest)
                 return Reserved("withdrawn")
-            refused = self._no_room(identity, old, node_id, incarnation, burst, max_per_user, from_line)
-            if refused is not None:
-                return refused
+            refusal, blank = self._room_for(
+                identity, old, node_id, incarnation, burst, max_per_user, from_line, spec_digest
+            )
+            if refusal is not None:
+                return refusal
             sandbox_id = next(c for c in sandbox_id_candidates(digest) if (self._ids.get(c) or digest) == digest)
             epoch = max((thread.epoch if thread else 0) + 1, now * 1000)
             route = Route(sandbox_id, node_id, incarnation, epoch)
             if old is not None:
                 self._forget(old.route)
+            if blank:
+                self._drop_blank(node_id, blank)
             self._own(identity, spec, route, data_id, SandboxState.CREATING)
             self._take_place(sandbox_id, node_id, identity.user_id, now + ms_of(expires_s))
             self._reached = max(self._reached, self._leave_line(digest) or 0)
-            self._tell(sandbox_id, "reserved", **where(route))
-            return Reserved("reserved", route)
+            self._tell(sandbox_id, "reserved", **where(route), **({"blank": blank} if blank else {}))
+            return Reserved("reserved", route, blank=blank)
 
-    def _no_room(
+    def _room_for(
         self,
         identity: Identity,
         old: Sandbox | None,
@@ -110,24 +115,28 @@ class MemoryThreads(MemorySteps, Store):
         burst: bool,
         max_per_user: int,
         from_line: bool,
-    ) -> Reserved | None:
-        """Why the thread gets no place on this node now."""
+        spec_digest: str,
+    ) -> tuple[Reserved | None, str]:
+        """Why the thread gets no place on this node now, or None; and the blank whose place it takes over, or ""."""
         node = self._nodes.get(node_id)
         if (
             node is None
             or node.state != NodeState.READY
             or not node.record.incarnation == incarnation == self._leases.get(node_id)
         ):
-            return Reserved("node_down")
+            return Reserved("node_down"), ""
         room, taken = node.record.replicas, self._taken(node_id)
         taken -= old is not None and self._place_until(node_id, old.route.sandbox_id) > self._now()
-        if not from_line and self._in_line and not (burst and taken >= room):
-            return Reserved("queued")
+        blank = self._choose_blank(node_id, spec_digest, any_kind=taken >= room)
+        if not from_line and self._in_line and not (burst and taken >= room and not blank):
+            return Reserved("queued"), ""
         if max_per_user > 0 and identity.user_id is not None:
             held, evict = self._of_user(identity.user_id, old)
             if held >= max_per_user:
-                return Reserved("quota", evict=evict)
-        return Reserved("full") if taken >= room + burst * node.record.burst_limit else None
+                return Reserved("quota", evict=evict), ""
+        if taken >= room + burst * node.record.burst_limit and not blank:
+            return Reserved("full"), ""
+        return None, blank
 
     def _of_user(self, user_id: str, old: Sandbox | None) -> tuple[int, str]:
         """How many places the user has, but for the one that is superseded, and the longest warm sandbox among them:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sandfleet.store.keys import DEFAULT_PREFIX, Keys
 from sandfleet.store.link import Link
+from sandfleet.store.redis_blanks import BlanksMixin
 from sandfleet.store.redis_collecting import CollectingMixin
 from sandfleet.store.redis_line import LineMixin
 from sandfleet.store.redis_nodes import NodesMixin
@@ -16,7 +17,7 @@ __all__ = ["RedisStore"]
 MIB = 1024 * 1024
 
 
-class RedisStore(NodesMixin, SandboxesMixin, LineMixin, OpsMixin, RepliesMixin, CollectingMixin):
+class RedisStore(NodesMixin, SandboxesMixin, BlanksMixin, LineMixin, OpsMixin, RepliesMixin, CollectingMixin):
     """Shared state in one Redis or Valkey server, 6.2 or newer.
 
     Connects on first use, is safe for threads and makes its connections anew after a fork.

@@ -68,6 +68,7 @@ class SandboxesMixin(Store):
         burst: bool = False,
         max_per_user: int = 0,
         from_line: bool = False,
+        spec_digest: str = "",
     ) -> Reserved:
         digest = identity.digest
         status, *rest = self._link.run(
@@ -84,11 +85,13 @@ class SandboxesMixin(Store):
             int(burst),
             max(0, max_per_user),
             int(from_line),
+            spec_digest,
             *sandbox_id_candidates(digest),
         )
         if status == "quota":
             return Reserved(status, evict=rest[1])
-        return Reserved(status, parse_route(rest[0]) if rest else None)
+        blank = rest[1] if status == "reserved" else ""
+        return Reserved(status, parse_route(rest[0]) if rest else None, blank=blank)
 
     def created(self, route: Route) -> bool:
         return bool(self._link.run(_CREATED, route.sandbox_id, route.node_id, route_text(route)))

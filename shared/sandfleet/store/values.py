@@ -131,11 +131,15 @@ class Reserved:
     withdrawn: it was asked for from the line and does not stand there (any more), or nobody waits for it ·
     quota: the user has ``max_per_user`` places (told rather than full); ``evict`` names the longest idle warm sandbox
     of the user, if any, and none while another one of the user's is being removed: that makes the room.
+
+    With reserved, ``blank`` names the blank sandbox whose place was taken over, if one was: the node makes it the
+    thread's, or, if it is of another kind, removes it before it starts one.
     """
 
     status: str
     route: Route | None = None
     evict: str = ""
+    blank: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,9 @@ import re
 from collections.abc import Callable
 
 from sandfleet.errors import InvalidPattern
+from sandfleet.globs import IGNORE, one_of
 
 __all__ = ["IGNORE", "glob_matcher", "grep_expression", "is_ignored"]
-
-#: The same list as sandboxd's; the contract suite compares what both find.
-IGNORE = tuple(
-    """
-    .git .svn .hg .bzr node_modules __pycache__ .venv venv .env env .tox .nox .eggs *.egg-info site-packages
-    dist build .next .nuxt .output .turbo target out .idea .vscode *.swp *.swo *~ .project .classpath .settings
-    .DS_Store Thumbs.db desktop.ini *.lnk *.log *.tmp *.temp .upload-*.part *.bak *.cache .cache logs .coverage
-    coverage .nyc_output htmlcov .pytest_cache .mypy_cache .ruff_cache
-    """.split()  # noqa: SIM905  (a list of fifty one-word lines is no easier to compare)
-)
 
 
 def is_ignored(name: str) -> bool:
@@ -59,8 +50,7 @@ def _component(part: str) -> str:
     while rest:
         bracket = re.match(r"\[([!^]?)(\]?[^\]]*)\]", rest)
         if bracket and bracket[2]:
-            chosen = re.sub(r"([\\\[\]&|~^])", r"\\\1", bracket[2])
-            text += "(?!/)[" + ("^" if bracket[1] else "") + chosen + "]"
+            text += "(?!/)" + one_of(bracket[2], negated=bool(bracket[1]))
             rest = rest[bracket.end() :]
             continue
         text += {"*": "[^/]*", "?": "[^/]"}.get(rest[0], re.escape(rest[0]))

@@ -1,6 +1,6 @@
 """Sandbox technologies of a node, found by name.
 
-A backend is declared under the entry point group ``sandfleet.backends``; the three that come with
+A backend is declared under the entry point group ``sandfleet.backends``; those that come with
 sandfleet resolve without an installed distribution, so a source tree works as it lies.
 """
 
@@ -17,6 +17,8 @@ __all__ = ["GROUP", "known_backends", "load_backend"]
 GROUP = "sandfleet.backends"
 
 _BUILT_IN = {
+    "aio": "sandfleet_workers.backends.aio:AioBackend",
+    "docker": "sandfleet_workers.backends.docker:DockerBackend",
     "host": "sandfleet_workers.backends.host:HostBackend",
     "local": "sandfleet_workers.backends.local:LocalBackend",
     "mock": "sandfleet.testing.backend:MockBackend",

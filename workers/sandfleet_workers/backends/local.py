@@ -127,6 +127,8 @@ class LocalBackend(SandboxBackend):
     # --- the contract --------------------------------------------------------------------------
 
     def create(self, plan: SandboxPlan) -> EndpointConnection:
+        if plan.identity is None:
+            raise StartFailed("local sandboxes are not started ahead of their thread", reason="no_identity")
         self.destroy(plan.sandbox_id)
         uid = None
         if os.geteuid() == 0:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sandfleet import trees
 from sandfleet.errors import StartFailed
+from sandfleet_workers.descent import directories
 
 __all__ = ["CHILDREN", "open_user_data", "prepare_run_dir", "remove_tree", "sandbox_uid"]
 
@@ -70,19 +71,10 @@ def _own_child(top: int, name: str, uid: int | None) -> None:
 
 
 def _give(top: int, uid: int) -> None:
-    """Make everything below ``top`` belong to ``uid``, without recursion: the tree may be as deep as it likes."""
-    waiting = [os.dup(top)]
-    while waiting:
-        directory = waiting.pop()
-        try:
-            with os.scandir(directory) as entries:
-                children = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-            for name, is_dir in children:
-                os.chown(name, uid, uid, dir_fd=directory, follow_symlinks=False)
-                if is_dir:
-                    waiting.append(os.open(name, _DIRECTORY, dir_fd=directory))
-        finally:
-            os.close(directory)
+    """Make everything below ``top`` belong to ``uid``; the tree may be as deep and as wide as it likes."""
+    for directory in directories(top):
+        for name in os.listdir(directory):
+            os.chown(name, uid, uid, dir_fd=directory, follow_symlinks=False)
 
 
 def prepare_run_dir(path: Path, uid: int | None) -> int:

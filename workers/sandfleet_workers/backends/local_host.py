@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandfleet_workers.sandboxd import COMPILE
 from sandfleet_workers.sandboxd import PATH as SANDBOXD_PATH
 
 __all__ = [
@@ -28,12 +29,6 @@ __all__ = [
 
 _ROOT_NAMES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ASK_PYTHON = "import sys, json, select, hashlib; print(sys.version_info >= (3, 8), sys.base_prefix, sys.executable)"
-#: Runs inside the interpreter that will run sandboxd, so that its bytecode fits.
-_COMPILE = (
-    "import sys, marshal, importlib.util as u; o = sys.stdout.buffer; "
-    "c = compile(sys.stdin.buffer.read(), 'sandboxd.py', 'exec', optimize=0); "
-    "o.write(u.MAGIC_NUMBER + bytes(12) + marshal.dumps(c))"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +128,7 @@ def sandboxd_program(python: Python) -> tuple[bytes, str]:
     The sandbox gets a copy of its own, so that an upgrade of the worker does not change it under a running one.
     """
     source = SANDBOXD_PATH.read_bytes()
-    argv = [python.path, "-I", "-S", "-c", _COMPILE]
+    argv = [python.path, "-I", "-S", "-c", COMPILE]
     try:
         done = subprocess.run(argv, input=source, capture_output=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -11,9 +11,15 @@ import re
 import subprocess
 from pathlib import Path
 
-__all__ = ["PATH", "compile_for", "digest", "version"]
+__all__ = ["COMPILE", "PATH", "compile_for", "digest", "version"]
 
 PATH = Path(__file__).with_name("sandboxd.py")
+#: For ``python3 -c``: the source on stdin becomes byte code on stdout, which that very interpreter alone can run.
+COMPILE = (
+    "import sys, marshal, importlib.util as u; o = sys.stdout.buffer; "
+    "c = compile(sys.stdin.buffer.read(), 'sandboxd.py', 'exec', optimize=0); "
+    "o.write(u.MAGIC_NUMBER + bytes(12) + marshal.dumps(c))"
+)
 
 
 @functools.lru_cache(maxsize=1)

@@ -12,31 +12,46 @@ digests of large files) gets a helper that can be killed at its time limit.
 
 from __future__ import annotations
 
-import base64
+import _ctypes
+import _json
 import binascii
 import codecs
-import collections
-import ctypes
 import errno
-import fnmatch
-import functools
 import gc
-import hashlib
-import heapq
-import hmac
-import json
 import os
-import platform
-import re
 import select
-import shlex
-import signal
-import socket
 import stat
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple, Union
-from urllib.parse import parse_qsl, unquote
+from _heapq import heapify, heappop, heappush
+from _operator import _compare_digest as compare_digest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import re
+    import signal
+    import socket
+    from collections import OrderedDict, deque
+    from functools import partial
+    from hashlib import sha256
+    from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple, Union
+
+    Json = Dict[str, Any]
+    Handler = Callable[["Request"], None]
+else:
+    # What CPython makes its public modules of. Those bring `enum`, `re`, `typing` and OpenSSL along: 7 MB in
+    # every sandbox and half of its start. What only some requests need is imported where they need it.
+    import _signal as signal
+    import _socket as socket
+    from _collections import OrderedDict, deque
+    from _functools import partial
+
+    for _name in ("_sha256", "_sha2", "hashlib"):  # until Python 3.11, since 3.12, and where neither was built
+        try:
+            sha256 = __import__(_name).sha256
+            break
+        except ImportError:
+            continue
 
 VERSION = "1.0.0"
 MIB = 1024 * 1024
@@ -66,8 +81,10 @@ SCAN_LIMIT, SCAN_S = 64 * MIB, 2.0  # Beyond what is shown, a decoded read looks
 BINARY_PROBE = 8192
 DISK_S = 5.0  # How long counting the bytes of a thread's files may take.
 SCRIPT_LIMIT = 120 * 1024  # The kernel refuses a single argument of 128 KiB.
+DIGEST_LIMIT = 128 * 1024
 QUIET_S, DRAIN_S = 0.05, 0.2
 SESSION_GRACE_S = 1.0
+KILLED = 128 + signal.SIGKILL
 IGNORE = (
     ".git", ".svn", ".hg", ".bzr", "node_modules", "__pycache__", ".venv", "venv", ".env", "env", ".tox",
     ".nox", ".eggs", "*.egg-info", "site-packages", "dist", "build", ".next", ".nuxt", ".output", ".turbo",
@@ -77,7 +94,12 @@ IGNORE = (
     ".mypy_cache", ".ruff_cache",
 )  # fmt: skip
 
-Json = Dict[str, Any]
+ALPHANUMERIC = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+IDENT_CHARS = ALPHANUMERIC + "._:-"
+SHELL_SAFE = ALPHANUMERIC + "_@%+=:,./-"
+BASE64_CHARS = (ALPHANUMERIC + "+/").encode("ascii")
+SIGNALS: Dict[str, int] = {n: int(v) for n, v in vars(signal).items() if n[:3] == "SIG" and n[3] != "_"}
+SIGNAL_NAMES = {number: name for name, number in sorted(SIGNALS.items(), reverse=True)}  # SIGCHLD, not SIGCLD
 
 # ---------------------------------------------------------------------------------------------- errors
 
@@ -87,16 +109,19 @@ STATUS_OF = {
     "file_too_large": 413, "not_regular_file": 400, "invalid_pattern": 400, "no_match": 409,
     "ambiguous_match": 409, "digest_mismatch": 409, "session_not_found": 404, "session_busy": 409,
     "session_lost": 410, "op_not_found": 404, "op_exists": 409, "too_busy": 503,
-    "search_timeout": 504, "binary_file": 415, "internal": 500,
+    "search_timeout": 504, "binary_file": 415, "resource_limit": 503, "internal": 500,
 }  # fmt: skip
 CODE_OF_ERRNO = {
     errno.ENOENT: "path_not_found", errno.EISDIR: "is_directory", errno.ENOTDIR: "not_directory",
     errno.EACCES: "permission_denied", errno.EPERM: "permission_denied", errno.EROFS: "read_only",
     errno.EEXIST: "already_exists", errno.ENOSPC: "no_space", errno.EDQUOT: "no_space",
     errno.EFBIG: "file_too_large", errno.ENXIO: "not_regular_file", errno.ENODEV: "not_regular_file",
-    errno.ETXTBSY: "permission_denied", errno.EAGAIN: "too_busy", errno.EMFILE: "too_busy",
-    errno.ENFILE: "too_busy", errno.ENOMEM: "too_busy",
+    errno.ETXTBSY: "permission_denied", errno.EMFILE: "too_busy", errno.ENFILE: "too_busy",
 }  # fmt: skip
+LIMIT_OF_ERRNO = {
+    errno.EAGAIN: ("pids", "no further process may be started in the sandbox"),
+    errno.ENOMEM: ("memory", "the sandbox is out of memory"),
+}
 CALLERS_FAULT = (errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.E2BIG, errno.EXDEV, errno.EBUSY, errno.EILSEQ)
 
 
@@ -122,6 +147,9 @@ def mapped(exc: BaseException, path: Optional[str] = None) -> ApiError:
     if isinstance(exc, OSError) and exc.errno is not None:
         name = path if path is not None else exc.filename
         facts: Json = {} if name is None else {"path": os.fsdecode(name) if not isinstance(name, int) else name}
+        if exc.errno in LIMIT_OF_ERRNO:
+            resource, words = LIMIT_OF_ERRNO[exc.errno]
+            return ApiError("resource_limit", words, resource=resource)
         code = CODE_OF_ERRNO.get(exc.errno)
         if code is None:
             code = "invalid_argument" if exc.errno in CALLERS_FAULT else "internal"
@@ -131,14 +159,12 @@ def mapped(exc: BaseException, path: Optional[str] = None) -> ApiError:
 
 
 def success_body(data: Any) -> bytes:
-    return b'{"success": true, "message": "ok", "data": ' + json.dumps(data).encode("ascii") + b"}"
+    return b'{"success": true, "message": "ok", "data": ' + to_json(data) + b"}"
 
 
 def failure_body(error: ApiError) -> bytes:
     detail = {"code": error.code, "message": error.message, "facts": error.facts}
-    return json.dumps({"success": False, "message": error.message, "data": None, "error": detail}, default=str).encode(
-        "ascii"
-    )
+    return to_json({"success": False, "message": error.message, "data": None, "error": detail})
 
 
 class Args:
@@ -186,7 +212,7 @@ class Args:
 
     def ident(self, name: str, default: Optional[str] = None) -> Optional[str]:
         value = self._get(name, (str,), default)
-        if value is not None and not re.match(r"[A-Za-z0-9._:-]{1,128}\Z", value):
+        if value is not None and (not 1 <= len(value) <= 128 or value.strip(IDENT_CHARS)):
             raise ApiError("invalid_argument", "%s is not a valid identifier" % name, argument=name)
         return None if value is None else str(value)
 
@@ -199,11 +225,103 @@ class Args:
         return None if value is None else value.encode("utf-8", "surrogateescape")
 
 
+def to_base64(data: Union[bytes, bytearray]) -> str:
+    return binascii.b2a_base64(data, newline=False).decode("ascii")
+
+
 def unbase64(coded: str, name: str) -> bytes:
     try:
-        return base64.b64decode(coded, validate=True)
-    except (binascii.Error, ValueError):
+        data = coded.encode("ascii")
+        # What Python itself is strict about differs between its versions.
+        padding = data.translate(None, BASE64_CHARS)
+        if len(data) % 4 or padding not in (b"", b"=", b"==") or not data.endswith(padding):
+            raise ValueError("not base64")
+        return binascii.a2b_base64(data)
+    except ValueError:
         raise ApiError("invalid_argument", "%s is not base64" % name, argument=name) from None
+
+
+class JsonRules:
+    """How JSON is read, in the form that the scanner of `json` wants it."""
+
+    strict, object_hook, object_pairs_hook = True, None, None
+    parse_float, parse_int, parse_constant = float, int, float
+
+
+scan_json: Any = _json.make_scanner(JsonRules)  # type: ignore[arg-type]
+
+
+def json_text(text: str) -> str:
+    return (_json.encode_basestring_ascii if text.isascii() else _json.encode_basestring)(text)
+
+
+write_json, write_ascii_json = (
+    _json.make_encoder(None, str, encode, None, ": ", ", ", False, False, True)
+    for encode in (json_text, _json.encode_basestring_ascii)
+)
+
+
+def to_json(value: Any) -> bytes:
+    """``value`` as JSON in UTF-8, which is a sixth of ASCII where most is not Latin; unknown types become text."""
+    try:
+        return "".join(write_json(value, 0)).encode("utf-8")
+    except UnicodeEncodeError:  # the lone surrogate of a name that is not UTF-8
+        return "".join(write_ascii_json(value, 0)).encode("ascii")
+
+
+def from_json(data: Union[bytes, bytearray]) -> Any:
+    """What ``json.loads`` makes of UTF-8.
+
+    Raises:
+        ValueError: It is no JSON.
+    """
+    text = data.decode("utf-8", "surrogatepass").strip(" \t\r\n")
+    try:
+        value, end = scan_json(text, 0)
+    except (StopIteration, SystemError):  # the latter where it would name a class of `json`, which is not loaded
+        value, end = None, -1
+    if end != len(text):
+        raise ValueError("not JSON")
+    return value
+
+
+def quoted(text: str) -> str:
+    """``text`` as one word of a shell."""
+    return text if text and not text.strip(SHELL_SAFE) else "'" + text.replace("'", "'\"'\"'") + "'"
+
+
+def unquoted(text: str, errors: str = "replace") -> str:
+    """A part of a URL without its percent signs."""
+    head, *rest = text.encode("latin-1").split(b"%")
+    parts = [head]
+    for part in rest:
+        try:
+            parts += [binascii.unhexlify(part[:2]) if len(part) > 1 else b"%", part[2:] if len(part) > 1 else part]
+        except binascii.Error:
+            parts.append(b"%" + part)
+    return b"".join(parts).decode("utf-8", errors)
+
+
+def digester(size: int) -> Any:
+    """A new sha256 for about ``size`` bytes: OpenSSL's for many, or once it is there; it costs 4 MB and is faster."""
+    if size <= DIGEST_LIMIT and "hashlib" not in sys.modules:
+        return sha256()
+    import hashlib  # noqa: PLC0415 - see above
+
+    return hashlib.sha256()
+
+
+def digest_bytes(data: Union[bytes, bytearray]) -> str:
+    digest = digester(len(data))
+    digest.update(data)
+    return str(digest.hexdigest())
+
+
+def hmac_sha256(key: bytes, data: bytes) -> str:
+    """The proof, hex, that we know ``key``."""
+    key = (sha256(key).digest() if len(key) > 64 else key).ljust(64, b"\0")
+    inner, outer = (bytes(byte ^ pad for byte in key) for pad in (0x36, 0x5C))
+    return str(sha256(outer + sha256(inner + data).digest()).hexdigest())
 
 
 # ------------------------------------------------------------------------------------------- event loop
@@ -249,7 +367,7 @@ class Loop:
     def later(self, delay_s: float, fn: Callable[[], None]) -> Timer:
         self.seq += 1
         timer = Timer(time.monotonic() + delay_s, self.seq, fn)
-        heapq.heappush(self.timers, timer)
+        heappush(self.timers, timer)
         return timer
 
     def cancel(self, timer: Optional[Timer]) -> None:
@@ -259,7 +377,7 @@ class Loop:
         self.cancelled += 1
         if self.cancelled > 1000 and self.cancelled * 2 > len(self.timers):
             self.timers = [t for t in self.timers if t.fn is not None]
-            heapq.heapify(self.timers)
+            heapify(self.timers)
             self.cancelled = 0
 
     def _child_event(self, _mask: int) -> None:
@@ -289,7 +407,7 @@ class Loop:
                 self.cancelled = max(0, self.cancelled - 1)
             elif timer.when > now:
                 return timer.when - now
-            heapq.heappop(self.timers)
+            heappop(self.timers)
             fn, timer.fn = timer.fn, None
             if fn is not None:
                 fn()
@@ -325,7 +443,7 @@ class Writer:
 
     def __init__(self, loop: Loop, fd: int, own: bool = True) -> None:
         self.loop, self.fd, self.own = loop, fd, own
-        self.queue: collections.deque[memoryview] = collections.deque()
+        self.queue: deque[memoryview] = deque()
         self.pending = 0
         self.eof = self.closed = False
         os.set_blocking(fd, False)
@@ -353,7 +471,7 @@ class Writer:
             if self.own and self.fd not in self.loop.handlers:
                 self.loop.add(self.fd, select.EPOLLOUT, self._flush)
             elif not self.own:
-                self.loop.later(0.005, functools.partial(self._flush, 0))
+                self.loop.later(0.005, partial(self._flush, 0))
             return
         except OSError:
             self.close()
@@ -429,9 +547,14 @@ class Stream:
         offset = min(offset, self.total)
         return bytes(tail[offset - tail_at : offset - tail_at + limit]), offset, skipped
 
-    def shown(self, encoding: str) -> str:
+    def kept(self) -> bytes:
+        return b"".join((self.head, self._tail()))
+
+    def shown(self, encoding: str) -> Optional[str]:
+        if encoding == "raw":
+            return None
         if encoding == "base64":
-            return base64.b64encode(bytes(self.head) + self._tail()).decode("ascii")
+            return to_base64(bytes(self.head) + self._tail())
         lost = self.discarded
         mark = "" if not lost else "\n... [%d bytes discarded] ...\n" % lost
         if not mark:
@@ -450,7 +573,7 @@ class Op:
         self.pid = 0
         self.exit_code: Optional[int] = None
         self.signal: Optional[str] = None
-        self.timed_out = self.cancelled = self.session_lost = self.dropped = False
+        self.timed_out = self.cancelled = self.session_lost = self.dropped = self.out_of_memory = False
         self.started_at, self.started, self.duration_s = time.time(), time.monotonic(), 0.0
         self.ticks = start_ticks() if session else 0
         self.exited: Optional[int] = None
@@ -469,9 +592,10 @@ class Op:
         return {
             "op_id": self.op_id, "command_id": self.op_id, "session_id": self.session_id,
             "command": self.command, "status": self.status, "stdout": stdout, "stderr": stderr,
-            "output": stdout + stderr if with_output and encoding != "base64" else None,
+            "output": (stdout or "") + (stderr or "") if with_output and encoding != "base64" else None,
             "exit_code": self.exit_code, "signal": self.signal, "timed_out": self.timed_out,
             "cancelled": self.cancelled, "truncated": bool(lost_out or lost_err),
+            "out_of_memory": self.out_of_memory,
             "stdout_bytes": out.total, "stderr_bytes": err.total,
             "stdout_discarded": lost_out, "stderr_discarded": lost_err,
             "stdout_gap_at": len(out.head) if lost_out else None,
@@ -578,13 +702,16 @@ SIGNALS_TO_RESET = {
         "SIGUSR2",
     )
 }
-ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+def is_env_name(name: str) -> bool:
+    return name.isidentifier() and name.isascii()
 
 
 def overlay(base: Dict[str, str], extra: Json) -> Dict[str, str]:
     env = dict(base)
     for name, value in extra.items():
-        if not ENV_NAME.match(name):
+        if not is_env_name(name):
             raise ApiError("invalid_argument", "not a valid variable name: %.80r" % name, argument="env")
         if value is None:
             env.pop(name, None)
@@ -595,6 +722,11 @@ def overlay(base: Dict[str, str], extra: Json) -> Dict[str, str]:
     return env
 
 
+def is_kernels(path: str) -> bool:
+    """Whether an absolute path lies where the kernel shows itself."""
+    return (path + "/").startswith(("/proc/", "/sys/", "/dev/")) and not (path + "/").startswith("/dev/shm/")
+
+
 def enter(cwd: str) -> None:
     """Make ``cwd`` the current directory, where the next child starts: posix_spawn has no chdir."""
     try:
@@ -602,8 +734,8 @@ def enter(cwd: str) -> None:
     except (OSError, ValueError) as exc:
         raise mapped(exc, cwd) if isinstance(exc, OSError) else ApiError(
             "invalid_argument", "NUL in a path", argument="exec_dir") from None  # fmt: skip
-    where = os.getcwd() + "/"
-    if where.startswith(("/proc/", "/sys/", "/dev/")) and not where.startswith("/dev/shm/"):
+    # As it is written, too: what a descriptor or another process' directory leads to is not for the caller to name.
+    if any(is_kernels(where) for where in (os.path.normpath(cwd), os.getcwd())):
         raise ApiError("invalid_argument", "commands do not start under /proc, /sys or /dev", argument="exec_dir")
 
 
@@ -617,8 +749,6 @@ def find_program(name: str, env: Dict[str, str]) -> str:
     raise FileNotFoundError(errno.ENOENT, "not found", name)
 
 
-# A command line that any shell would merely split at blanks and execute: no quotes, expansions, operators.
-PLAIN_COMMAND = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_@%+:,./-]*(?: [A-Za-z0-9_@%+:,./=-]+)*")
 # What bash itself carries out or gives a meaning. `true` and `false` are missing: the programs do the same.
 SHELL_WORDS = frozenset(
     ". : [ alias bg bind break builtin caller case cd command compgen complete compopt continue coproc declare dirs "
@@ -629,14 +759,15 @@ SHELL_WORDS = frozenset(
 
 
 def plain_argv(command: str, env: Dict[str, str]) -> Optional[List[str]]:
-    """The argv of a command line for which a shell would do nothing but execute it; None for all others.
+    """The argv of a command line that a shell would merely split at blanks and execute; None for all others.
 
-    Leaving the shell out saves half a millisecond and a process.
+    Nothing in it is a quote, an expansion or an operator. Leaving the shell out saves half a millisecond and a process.
     """
-    if "BASH_ENV" in env or PLAIN_COMMAND.fullmatch(command) is None:
-        return None
     argv = command.split(" ")
-    return None if argv[0] in SHELL_WORDS else argv
+    name = argv[0]
+    if command.strip(SHELL_SAFE + " ") or "" in argv or "=" in name or name[0] in "@%+:,-":
+        return None
+    return None if name in SHELL_WORDS or "BASH_ENV" in env else argv
 
 
 def spawn(program: str, argv: List[str], env: Dict[str, str], fds: Dict[int, int]) -> int:
@@ -664,16 +795,28 @@ def script_file(text: str) -> int:
     return fd
 
 
+def oom_kills() -> int:
+    """How many processes of this sandbox the kernel has ended for want of memory; 0 where it does not say."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        try:
+            with open(path, "rb") as file:
+                return sum(int(count) for name, count in (line.split() for line in file) if name == b"oom_kill")
+        except (OSError, ValueError):
+            continue
+    return 0
+
+
 class Commands:
     """All running commands, the remembered ones and the shells."""
 
     def __init__(self, loop: Loop, env: Dict[str, str], cwd: str, limits: Dict[str, int]) -> None:
         self.loop, self.env, self.cwd, self.limits = loop, env, cwd, limits
+        self.oom_kills = oom_kills()
         self.ops: Dict[str, Op] = {}
-        self.done: collections.OrderedDict[str, Tuple[float, Op]] = collections.OrderedDict()
+        self.done: OrderedDict[str, Tuple[float, Op]] = OrderedDict()
         self.done_bytes = 0
         self.sessions: Dict[str, Session] = {}
-        self.ended: collections.OrderedDict[str, Optional[str]] = collections.OrderedDict()
+        self.ended: OrderedDict[str, Optional[str]] = OrderedDict()
         self.orphans: List[int] = []
         self.null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self.sh = "/bin/sh"
@@ -697,7 +840,7 @@ class Commands:
         env = overlay(self.env, a.table("env"))
         stdin = a.data("stdin")
         keep_stdin = a.flag("stdin_open")
-        op = Op(op_id, key, command if command is not None else shlex_join(argv), self.cap(a), None)
+        op = Op(op_id, key, command if command is not None else joined(argv), self.cap(a), None)
         enter(os.path.join(self.cwd, a.text("exec_dir", self.cwd)))
         try:
             self._launch(op, command, argv, self._shell(a), env, stdin is not None or keep_stdin, combine)
@@ -767,8 +910,8 @@ class Commands:
         for fd, stream in zip(ours, (op.out, op.err)):  # noqa: B905 - Python 3.8
             os.set_blocking(fd, False)
             op.pipes[fd] = stream
-            self.loop.add(fd, select.EPOLLIN, functools.partial(self._readable, op, fd, stream))
-        self.loop.children[op.pid] = functools.partial(self._exited, op)
+            self.loop.add(fd, select.EPOLLIN, partial(self._readable, op, fd, stream))
+        self.loop.children[op.pid] = partial(self._exited, op)
 
     @staticmethod
     def _spawn_plain(op: Op, command: str, env: Dict[str, str], fds: Dict[int, int]) -> bool:
@@ -870,6 +1013,10 @@ class Commands:
         op.status = "killed" if op.cancelled else "completed"
         if op.timed_out:
             op.status, op.exit_code = "timed_out", None
+        elif op.exit_code == KILLED and not op.cancelled:
+            # Whoever is killed while the count grows is taken for the one that the kernel chose.
+            kills, self.oom_kills = self.oom_kills, oom_kills()
+            op.out_of_memory = self.oom_kills > kills
         self._remember(op)
         wake(op.waiters)
         wake(op.watchers)
@@ -1009,9 +1156,9 @@ class Commands:
         for fd, name in ((out_r, "out"), (err_r, "err")):
             os.set_blocking(fd, False)
             session.pipes[fd] = name
-            self.loop.add(fd, select.EPOLLIN, functools.partial(self._session_output, session, fd))
-        self.loop.add(control.fileno(), select.EPOLLIN, functools.partial(self._session_control, session))
-        self.loop.children[session.pid] = functools.partial(self._session_exited, session)
+            self.loop.add(fd, select.EPOLLIN, partial(self._session_output, session, fd))
+        self.loop.add(control.fileno(), select.EPOLLIN, partial(self._session_control, session))
+        self.loop.children[session.pid] = partial(self._session_exited, session)
         self.sessions[session.session_id] = session
         self.ended.pop(session.session_id, None)
         session.writer.send(SESSION_PRELUDE)
@@ -1048,7 +1195,7 @@ class Commands:
 
     def _session_script(self, session: Session, a: Args, command: str) -> str:
         env = overlay({}, {name: value for name, value in a.table("env").items() if value is not None})
-        run = "eval " + shlex.quote(command)
+        run = "eval " + quoted(command)
         where = a.text("exec_dir", None)
         if where is not None:
             try:
@@ -1056,13 +1203,13 @@ class Commands:
                 where = os.path.join(self.cwd, where)
             finally:
                 os.chdir("/")
-            run = "eval " + shlex.quote("if cd -- %s; then %s; else false; fi" % (shlex.quote(where), run))
+            run = "eval " + quoted("if cd -- %s; then %s; else false; fi" % (quoted(where), run))
         if a.table("env"):
-            gone = [name for name, value in a.table("env").items() if value is None and ENV_NAME.match(name)]
-            sets = "".join("local %s=%s; export %s; " % (n, shlex.quote(v), n) for n, v in env.items())
+            gone = [name for name, value in a.table("env").items() if value is None and is_env_name(name)]
+            sets = "".join("local %s=%s; export %s; " % (n, quoted(v), n) for n, v in env.items())
             sets += "".join("local %s; unset %s; " % (name, name) for name in gone)
-            body = '__sf_env() { %seval "$1"; }; __sf_env %s' % (sets, shlex.quote(run))
-            run = "eval " + shlex.quote(body)
+            body = '__sf_env() { %seval "$1"; }; __sf_env %s' % (sets, quoted(run))
+            run = "eval " + quoted(body)
         stdin = "<&8" if self.interactive(a) else "</dev/null"
         session.token = os.urandom(8).hex().encode()
         restore = "__sf_st %d\n" % session.last_rc if session.last_rc else ""  # what $? says
@@ -1077,7 +1224,7 @@ class Commands:
             wake(session.op.watchers)
         elif fd in session.pipes:  # Between commands nobody wants it: read slowly, so that it cannot spin us.
             self.loop.mask(fd, 0)
-            self.loop.later(0.1, functools.partial(self._resume, session, fd))
+            self.loop.later(0.1, partial(self._resume, session, fd))
 
     def _resume(self, session: Session, fd: int) -> None:
         if fd in session.pipes:
@@ -1129,7 +1276,7 @@ class Commands:
     def _completed(self, session: Session, frame: bytes) -> None:
         token, _, rest = frame.partition(b" ")
         code, _, cwd = rest.partition(b" ")
-        if session.op is None or not hmac.compare_digest(token, session.token) or not code.isdigit():
+        if session.op is None or not compare_digest(token, session.token) or not code.isdigit():
             return
         session.token = os.urandom(12)
         session.last_rc = int(code) & 255
@@ -1202,14 +1349,11 @@ def wake(waiting: List[Callable[[], None]]) -> None:
 
 
 def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "SIG%d" % number
+    return SIGNAL_NAMES.get(number) or "SIG%d" % number
 
 
-def shlex_join(argv: List[str]) -> str:
-    return " ".join(shlex.quote(part[:1000]) for part in argv[:50])
+def joined(argv: List[str]) -> str:
+    return " ".join(quoted(part[:1000]) for part in argv[:50])
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -1262,15 +1406,15 @@ def copy_all(source: int, target: int) -> None:
 def digest_of(path: str) -> Optional[str]:
     """sha256 of a regular file, None when there is nothing."""
     try:
-        fd, _st = open_regular(path)
+        fd, st = open_regular(path)
     except FileNotFoundError:
         return None
     try:
-        digest = hashlib.sha256()
+        digest = digester(st.st_size)
         while True:
             data = os.read(fd, MIB)
             if not data:
-                return digest.hexdigest()
+                return str(digest.hexdigest())
             digest.update(data)
     finally:
         os.close(fd)
@@ -1408,7 +1552,7 @@ def write_file(path: str, data: Union[bytes, bytearray], a: Args) -> Json:
     digest = None
     # Who appends to a large file does not want it read from its beginning each time.
     if if_digest is not None or (a.flag("digest") and (not append or size <= INLINE_LIMIT)):
-        digest = digest_of(target.real) if append else hashlib.sha256(data).hexdigest()
+        digest = digest_of(target.real) if append else digest_bytes(data)
     return {"path": path, "size": size, "created": target.st is None, "digest": digest}
 
 
@@ -1489,7 +1633,7 @@ def read_text(path: str, a: Args) -> Json:
         content = decoder.decode(data, final=not truncated)
     except UnicodeDecodeError:
         pass
-    coded = None if content is not None else base64.b64encode(data).decode("ascii")
+    coded = None if content is not None else to_base64(data)
     digest = digest_of(path) if a.flag("digest") else None
     return {
         "path": path,
@@ -1603,7 +1747,7 @@ def read_decoded(path: str, a: Args, check: Callable[[int], None]) -> Json:
             check_text(beginning, path, st.st_size)
         decoder = text_decoder(encoding)
         thorough, until = not lenient and st.st_size <= SCAN_LIMIT, time.monotonic() + SCAN_S
-        digest = hashlib.sha256() if thorough else None
+        digest = digester(st.st_size) if thorough else None
         data, size, ended = head, 0, False
         while not (scan.full and (not thorough or size > SCAN_LIMIT or time.monotonic() > until)):
             size += len(data)
@@ -1629,7 +1773,7 @@ def read_decoded(path: str, a: Args, check: Callable[[int], None]) -> Json:
     lines = text.count("\n") + (text[-1:] not in ("", "\n"))
     return {
         "path": path,
-        "content_b64": base64.b64encode(text.encode("utf-8")).decode("ascii"),
+        "content_b64": to_base64(text.encode("utf-8")),
         "start_line": scan.start,
         "end_line": scan.start + lines - 1,
         "total_lines": scan.total_lines if counted else None,
@@ -1663,7 +1807,7 @@ def edited(data: bytes, old: bytes, new: bytes, path: str) -> Tuple[bytes, bytes
                 raise ApiError("invalid_argument", "%s is not UTF-8" % name, argument=name)
     newlines = data.count(b"\n") if b"\n" in old + new else 0
     if newlines and data.count(b"\r\n") == newlines:
-        old, new = (re.sub(rb"(?<!\r)\n", b"\r\n", text) for text in (old, new))
+        old, new = (text.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n") for text in (old, new))
     return data, old, new, encoding
 
 
@@ -1684,7 +1828,7 @@ def str_replace(path: str, a: Args) -> Json:
     wanted = a.text("if_digest", None)
     if wanted is not None:
         # Of the bytes that are going to be edited: the file may change between two looks at it.
-        current = hashlib.sha256(data).hexdigest()
+        current = digest_bytes(data)
         if current != wanted.lower():
             raise ApiError("digest_mismatch", "the file has changed", path=path, digest=current)
     data, old, new, encoding = edited(data, old, new, path)
@@ -1705,7 +1849,7 @@ def str_replace(path: str, a: Args) -> Json:
     if encoding != "utf-8":
         data = {name: mark for mark, name in MARKS}[encoding] + data.decode("utf-8").encode(encoding)
     target.write(data, False, None)
-    return {"path": path, "count": count, "size": len(data), "digest": hashlib.sha256(data).hexdigest()}
+    return {"path": path, "count": count, "size": len(data), "digest": digest_bytes(data)}
 
 
 def read_exactly(fd: int, limit: int) -> bytes:
@@ -1892,14 +2036,27 @@ def no_check() -> None:
     return None
 
 
-@functools.lru_cache(maxsize=16)
+TESTS: Dict[Tuple[str, ...], Callable[[str], bool]] = {}
+
+
 def one_of(patterns: Tuple[str, ...]) -> Callable[[str], bool]:
-    """A test whether a name matches any of the fnmatch patterns."""
-    names = frozenset(p for p in patterns if not re.search(r"[*?\[]", p))
-    wild = [fnmatch.translate(p) for p in patterns if p not in names]
-    if not wild:
+    """A test whether a name matches any of the fnmatch patterns; those made last are kept."""
+    test = TESTS.get(patterns)
+    if test is None:
+        if len(TESTS) >= 16:
+            TESTS.clear()
+        test = TESTS[patterns] = test_of(patterns)
+    return test
+
+
+def test_of(patterns: Tuple[str, ...]) -> Callable[[str], bool]:
+    names = frozenset(p for p in patterns if not any(char in p for char in "*?["))
+    if len(names) == len(set(patterns)):
         return names.__contains__
-    match = re.compile("|".join(wild)).match
+    import fnmatch  # noqa: PLC0415 - who never searches does without
+    import re  # noqa: PLC0415
+
+    match = re.compile("|".join(fnmatch.translate(p) for p in patterns if p not in names)).match
     return lambda name: name in names or match(name) is not None
 
 
@@ -1953,6 +2110,8 @@ class Walk:
 
 def glob_matcher(pattern: str) -> Callable[[str], bool]:
     """A test of a relative path: without a slash by its last component, else with a true ``**``."""
+    import re  # noqa: PLC0415 - who never searches does without
+
     parts = [part for part in pattern.split("/") if part not in ("", ".")]
     if not parts or pattern.startswith("/") or ".." in parts or "\0" in pattern:
         raise ApiError("invalid_pattern", "a glob is relative, without '..'", pattern=pattern, reason="relative")
@@ -1975,6 +2134,8 @@ def glob_matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def glob_part(part: str) -> str:
+    import re  # noqa: PLC0415 - who never searches does without
+
     text, i = "", 0
     while i < len(part):
         char = part[i]
@@ -2031,6 +2192,8 @@ def glob_files(path: str, a: Args) -> Json:
 
 def grep_expression(pattern: str, literal: bool, case_sensitive: bool) -> Tuple[re.Pattern[str], bool]:
     """The compiled pattern, and whether it is plain text that a whole file may be tested for at once."""
+    import re  # noqa: PLC0415 - who never searches does without
+
     if literal or re.escape(pattern) == pattern:
         return re.compile(re.escape(pattern), 0 if case_sensitive else re.IGNORECASE), True
     try:
@@ -2142,7 +2305,7 @@ class Request:
         if not self.body:
             return Args({})
         try:
-            value = json.loads(self.body)
+            value = from_json(self.body)
         except (ValueError, RecursionError):
             raise ApiError("invalid_argument", "the body is not JSON", argument="body") from None
         if not isinstance(value, dict):
@@ -2152,9 +2315,10 @@ class Request:
     def params(self) -> Args:
         """The query string as arguments: numbers and flags become what they say."""
         values: Json = {}
-        for name, value in parse_qsl(self.query, keep_blank_values=True, errors="surrogateescape"):
+        for pair in filter(None, self.query.replace("+", " ").split("&")):
+            name, value = (unquoted(part, "surrogateescape") for part in pair.partition("=")[::2])
             if name in ("offset", "length", "limit", "if_size"):
-                if not re.match(r"[0-9]{1,18}\Z", value):
+                if not (value.isascii() and value.isdigit()) or len(value) > 18:
                     raise ApiError("invalid_argument", "%s is not a number" % name, argument=name)
                 values[name] = int(value)
             elif name in ("append", "create_parents", "digest", "disk"):
@@ -2163,9 +2327,16 @@ class Request:
                 values[name] = value
         return Args(values)
 
-    def ok(self, data: Any) -> None:
-        if not self.done:
-            self.raw(200, success_body(data))
+    def ok(self, data: Any, parts: Sequence[bytes] = ()) -> None:
+        """Answer with ``data``, followed by a line feed and the bytes of ``parts`` if there are any."""
+        if self.done:
+            return
+        body = success_body(data)
+        if any(parts):
+            self.done = True
+            self.conn.answer(self, 200, b"Content-Type: application/octet-stream\r\n", body + b"\n", None, parts)
+        else:
+            self.raw(200, body)
 
     def fail(self, error: ApiError) -> None:
         self.raw(error.status, failure_body(error))
@@ -2192,7 +2363,7 @@ class Conn:
     def __init__(self, server: Server, sock: socket.socket) -> None:
         self.server, self.sock, self.fd = server, sock, sock.fileno()
         self.buf = bytearray()
-        self.out: collections.deque[Any] = collections.deque()
+        self.out: deque[Any] = deque()
         self.request: Optional[Request] = None  # head parsed, body still coming
         self.need = 0
         self.busy = self.closing = self.draining = self.eof = self.closed = self.pumping = False
@@ -2301,7 +2472,7 @@ class Conn:
         self.answer(None, error.status, b"Content-Type: application/json\r\n", failure_body(error), None)
 
     def answer(self, request: Optional[Request], status: int, headers: bytes, body: bytes,
-               file: Optional[Tuple[int, int, int]]) -> None:  # fmt: skip
+               file: Optional[Tuple[int, int, int]], parts: Sequence[bytes] = ()) -> None:  # fmt: skip
         if request is not None:
             self.server.inflight -= request.reserved
             request.reserved, request.body = 0, b""
@@ -2311,7 +2482,7 @@ class Conn:
             if file is not None:
                 os.close(file[0])
             return
-        length = file[2] if file is not None else len(body)
+        length = file[2] if file is not None else len(body) + sum(map(len, parts))
         head = b"HTTP/1.1 %d %s\r\n%sContent-Length: %d\r\n%s\r\n" % (
             status,
             REASONS.get(status, b"Status"),
@@ -2321,9 +2492,10 @@ class Conn:
         )
         self.busy = False
         self.since = self.last = time.monotonic()
-        self.out.append(memoryview(head + body) if len(body) < MIB else memoryview(head))
-        if len(body) >= MIB:
-            self.out.append(memoryview(body))
+        if length < READ_SIZE:
+            self.out.append(memoryview(b"".join((head, body, *parts))))
+        else:
+            self.out.extend(memoryview(part) for part in (head, body, *parts) if part)
         if file is not None:
             self.out.append(file)
         self.flush()
@@ -2414,7 +2586,7 @@ class Upload:
             target.folder = "/tmp"  # the file may be written, its directory not
             self.fd, self.name = target.temporary()
         self.received = 0
-        self.digest = hashlib.sha256()
+        self.digest = digester(MAX_RAW_BODY)
         self.touched = time.monotonic()
 
     def chunk(self, offset: int, data: Union[bytes, bytearray], limit: int) -> None:
@@ -2471,9 +2643,6 @@ class Upload:
         remove_quietly(self.name)
 
 
-Handler = Callable[[Request], None]
-
-
 class Server:
     """Routes requests, runs helpers, and sweeps what nobody came back for."""
 
@@ -2505,13 +2674,14 @@ class Server:
     def _accept(self, _mask: int) -> None:
         for _ in range(16):
             try:
-                sock, _addr = self.listener.accept()
+                fd, _addr = self.listener._accept()  # type: ignore[attr-defined]
             except BlockingIOError:
                 return
             except OSError:  # Out of descriptors: one idle client makes room.
                 if not self._close_idlest():
                     time.sleep(0.01)
                 return
+            sock = socket.socket(fileno=fd)
             if len(self.conns) >= self.limits["max_connections"] and not self._close_idlest():
                 sock.close()
                 continue
@@ -2541,7 +2711,7 @@ class Server:
 
     def admit(self, request: Request) -> int:
         """Check what the head of a request says before its body is read; the length of the body."""
-        if self.bearer and not hmac.compare_digest(request.headers.get(b"authorization", b""), self.bearer):
+        if self.bearer and not compare_digest(request.headers.get(b"authorization", b""), self.bearer):
             raise ApiError("permission_denied", "a bearer token is required", status=401)
         if b"transfer-encoding" in request.headers:
             raise ApiError("invalid_argument", "Content-Length is required", status=411)
@@ -2575,7 +2745,7 @@ class Server:
         head, _, tail = request.path.rpartition("/sessions/")
         if head in ("/v1/bash", "/v1/shell") and tail:
             close = tail.endswith("/close") and request.method == "POST" and head == "/v1/bash"
-            request.tail = unquote(tail[: -len("/close")] if close else tail)
+            request.tail = unquoted(tail[: -len("/close")] if close else tail)
             if close or request.method == "DELETE":
                 return self.close_session
         if any(path == request.path for _method, path in self.routes):
@@ -2647,6 +2817,7 @@ class Server:
                 raise mapped(exc, path) from exc
 
         if heavy:
+            one_of(IGNORE)  # here once, with what searching imports, and not in each helper
             self.fork_helper(named, timeout_s, request.raw)
         else:
             request.ok(named())
@@ -2692,11 +2863,11 @@ class Server:
         return routes
 
     def sandbox(self, request: Request) -> None:
-        home = self.commands.env.get("HOME", "/")
+        home, kernel = self.commands.env.get("HOME", "/"), os.uname()
         system: Json = {
-            "os": platform.system(),
-            "os_version": platform.release(),
-            "arch": platform.machine(),
+            "os": kernel.sysname,
+            "os_version": kernel.release,
+            "arch": kernel.machine,
             "user": self.commands.env.get("USER") or str(os.getuid()),
             "home_dir": home,
             "workspace": self.cwd,
@@ -2706,7 +2877,7 @@ class Server:
         detail = {"system": system, "runtime": {"python": [], "nodejs": []}, "utils": []}
         answer = {"success": True, "message": "ok", "data": None, "home_dir": home, "workspace": self.cwd,
                   "version": "sandboxd-" + VERSION, "detail": detail}  # fmt: skip
-        request.raw(200, json.dumps(answer).encode("ascii"))
+        request.raw(200, to_json(answer))
 
     def hello(self, request: Request) -> None:
         challenge = request.params().text("challenge", None)
@@ -2718,14 +2889,14 @@ class Server:
                 asked = b""
             if not 1 <= len(asked) <= 64:
                 raise ApiError("invalid_argument", "challenge is 1 to 64 bytes in hex", argument="challenge")
-            proof = hmac.new(self.key, asked, hashlib.sha256).hexdigest()
+            proof = hmac_sha256(self.key, asked)
         request.ok(
             {
                 "proof": proof,
                 "version": VERSION,
                 "pid": os.getpid(),
                 "uid": os.getuid(),
-                "python": platform.python_version(),
+                "python": sys.version.split()[0],
                 "uptime_s": round(time.monotonic() - self.started, 3),
                 "ops_running": self.commands.running,
                 "sessions": len(self.commands.sessions),
@@ -2765,7 +2936,7 @@ class Server:
 
         def then(status: int, body: bytes) -> None:
             # A tree too large to be counted in time is not known; the rest is.
-            told["disk_bytes"] = json.loads(body)["data"] if status == 200 else None
+            told["disk_bytes"] = from_json(body)["data"] if status == 200 else None
             request.ok(told)
 
         self.fork_helper(lambda: disk_usage(home), DISK_S, then)
@@ -2793,15 +2964,25 @@ class Server:
     # -- commands
 
     def bash_exec(self, request: Request) -> None:
-        self.run_command(request, request.args(), "session_id", lambda op, a: op.result(encoding(a)))
+        a = request.args()
+        code = encoding(a, "raw")
+        self.run_command(request, a, "session_id", lambda op: self.tell(request, op, code))
 
-    def run_command(self, request: Request, a: Args, session_field: str, shape: Callable[[Op, Args], Json]) -> None:
-        """Start a command, or join the one that has this op_id already, and answer in the given shape."""
+    @staticmethod
+    def tell(request: Request, op: Op, code: str) -> None:
+        """Answer with a command's result; raw output follows it as it is."""
+        if code == "raw":
+            parts = op.out.kept(), op.err.kept()
+            request.ok({**op.result(code), "raw": [len(part) for part in parts]}, parts)
+        else:
+            request.ok(op.result(code))
+
+    def run_command(self, request: Request, a: Args, session_field: str, tell: Callable[[Op], None]) -> None:
+        """Start a command, or join the one that has this op_id already, and ``tell`` the caller of it."""
         commands = self.commands
         session_id = a.ident(session_field)
         op_id = a.ident("op_id") or os.urandom(12).hex()
-        encoding(a)
-        key = hash((a.text("command", None), json.dumps(a.texts("argv", None)), session_id))
+        key = hash((a.text("command", None), tuple(a.texts("argv", ())), session_id))
         op = commands.ops.get(op_id)
         if op is not None and op.key != key:
             raise ApiError("op_exists", "another command has this op_id", op_id=op_id)
@@ -2810,12 +2991,12 @@ class Server:
         elif op is None:
             op = commands.start(a, op_id, key, a.flag("combine", session_field == "id"))
         wait_s = 0.0 if a.flag("async_mode") else a.seconds("timeout")
-        self.when_done(request, op, wait_s, lambda: shape(op, a))
+        self.when_done(request, op, wait_s, lambda: tell(op))
 
-    def when_done(self, request: Request, op: Op, wait_s: Optional[float], shape: Callable[[], Json]) -> None:
-        """Answer when the command ends, or after ``wait_s`` with how far it is."""
+    def when_done(self, request: Request, op: Op, wait_s: Optional[float], tell: Callable[[], None]) -> None:
+        """Tell of the command when it ends, or after ``wait_s`` how far it is."""
         if op.status != "running" or wait_s == 0:
-            request.ok(shape())
+            tell()
             return
         timer: Optional[Timer] = None
 
@@ -2824,7 +3005,7 @@ class Server:
             if fire in op.waiters:
                 op.waiters.remove(fire)
             try:
-                request.ok(shape())
+                tell()
             except Exception as exc:  # noqa: BLE001 - the caller is answered, whatever it was
                 request.fail(mapped(exc))
 
@@ -2837,10 +3018,10 @@ class Server:
         op = self.commands.ops.get(a.text("op_id"))
         if op is None:
             raise ApiError("op_not_found", "no such operation", op_id=a.text("op_id"))
-        code = encoding(a)
+        code = encoding(a, "raw")
         wait_s = a.seconds("wait_timeout", 30.0) if a.flag("wait") else 0.0
         found = op
-        self.when_done(request, found, wait_s, lambda: found.result(code))
+        self.when_done(request, found, wait_s, lambda: self.tell(request, found, code))
 
     def bash_output(self, request: Request) -> None:
         a = request.args()
@@ -2946,7 +3127,9 @@ class Server:
     # -- AIO shell
 
     def shell_exec(self, request: Request) -> None:
-        self.run_command(request, request.args(), "id", lambda op, a: shell_shape(op, encoding(a)))
+        a = request.args()
+        code = encoding(a)
+        self.run_command(request, a, "id", lambda op: request.ok(shell_shape(op, code)))
 
     def shell_op(self, a: Args) -> Op:
         return self.commands.find(Args({"session_id": a.text("id")}))
@@ -2958,7 +3141,7 @@ class Server:
         a = request.args()
         op = self.shell_op(a)
         wait_s = a.seconds("max_wait_seconds", a.seconds("seconds", 60.0))
-        self.when_done(request, op, wait_s, lambda: {"status": shell_status(op), "exit_code": op.exit_code})
+        self.when_done(request, op, wait_s, lambda: request.ok({"status": shell_status(op), "exit_code": op.exit_code}))
 
     def shell_write(self, request: Request) -> None:
         a = request.args()
@@ -2994,7 +3177,7 @@ class Server:
                 request.raw(status, body)
                 return
             try:
-                send(json.loads(body)["data"])
+                send(from_json(body)["data"])
             except Exception as exc:  # noqa: BLE001 - the caller is answered, whatever it was
                 request.fail(mapped(exc, path))
 
@@ -3127,7 +3310,7 @@ class Server:
             data = read_text(path, Args({"start_line": start + 1, "end_line": end, "max_bytes": 16 * MIB}))
             content = data["content"]
             if content is None:
-                content = base64.b64decode(data["content_b64"]).decode("utf-8", "replace")
+                content = unbase64(data["content_b64"], "content").decode("utf-8", "replace")
             return {"content": content, "file": path}
 
         self.work(request, path, size_of(path) > INLINE_LIMIT, read, 20.0)
@@ -3292,29 +3475,27 @@ def same_device(path: str, to: str) -> bool:
         return True
 
 
-def encoding(a: Args) -> str:
-    code = a.text("encoding", "utf-8")
-    if code not in ("utf-8", "base64"):
-        raise ApiError("invalid_argument", "encoding is utf-8 or base64", argument="encoding")
+def encoding(a: Args, *more: str) -> str:
+    code, known = a.text("encoding", "utf-8"), ("utf-8", "base64", *more)
+    if code not in known:
+        raise ApiError("invalid_argument", "encoding is one of " + ", ".join(known), argument="encoding")
     return str(code)
 
 
 def signal_number(a: Args) -> int:
     value = a._get("signal", (str, int), "SIGTERM")
-    try:
-        if isinstance(value, int):
-            return int(signal.Signals(value))
-        name = value.upper()
-        return int(signal.Signals[name if name.startswith("SIG") else "SIG" + name])
-    except (KeyError, ValueError):
-        raise ApiError("invalid_argument", "unknown signal", argument="signal") from None
+    name = value.upper() if isinstance(value, str) else SIGNAL_NAMES.get(value, "")
+    number = SIGNALS.get(name if name.startswith("SIG") else "SIG" + name)
+    if number is None:
+        raise ApiError("invalid_argument", "unknown signal", argument="signal")
+    return number
 
 
 def piece(stream: Stream, offset: int, limit: int, code: str, running: bool) -> Tuple[str, int, int]:
     """A part of a stream for a follower: its text, the next offset, the bytes lost before it."""
     data, at, lost = stream.since(offset, limit)
     if code == "base64":
-        return base64.b64encode(data).decode("ascii"), at + len(data), lost
+        return to_base64(data), at + len(data), lost
     whole = data
     if running or at + len(data) < stream.total:
         whole = data[: len(data) - unfinished(data)]
@@ -3351,14 +3532,19 @@ def file_info(path: str) -> Json:
 
 
 def byte_count(text: str) -> int:
-    match = re.match(r"([0-9]{1,12})([KMG]?)B?\Z", text.upper())
-    if match is None:
+    text = text.upper()
+    number = text[:-1] if text.endswith("B") else text
+    unit = {"K": 1024, "M": MIB, "G": 1024 * MIB}.get(number[-1:], 0)
+    number = number[:-1] if unit else number
+    if not (number.isascii() and number.isdigit()) or len(number) > 12:
         raise ApiError("invalid_argument", "not a size", argument="max_file_size")
-    return min(int(match.group(1)) * {"": 1, "K": 1024, "M": MIB, "G": 1024 * MIB}[match.group(2)], EDIT_LIMIT)
+    return min(int(number) * (unit or 1), EDIT_LIMIT)
 
 
 def multipart(content_type: bytes, body: Union[bytes, bytearray]) -> Tuple[str, bytes]:
     """The fields ``path`` and ``file`` of a form; without a path the file's own name counts."""
+    import re  # noqa: PLC0415 - only few callers send forms
+
     found = re.search(rb'boundary="?([^";]+)"?', content_type)
     if found is None:
         raise ApiError("invalid_argument", "not a multipart form", argument="body")
@@ -3382,8 +3568,38 @@ def multipart(content_type: bytes, body: Union[bytes, bytearray]) -> Tuple[str, 
 
 # ------------------------------------------------------------------------------------------------- main
 
-LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
+MADV_DONTNEED = 4
+
+
+class Address(_ctypes._SimpleCData):  # type: ignore[type-arg]
+    """An address for a function of the C library."""
+
+    _type_ = "P"
+
+
+def libc(name: str, *args: Union[int, Address]) -> None:
+    """Call a function of the C library, if it has it."""
+    try:
+        address = _ctypes.dlsym(_ctypes.dlopen(None, 0), name)  # type: ignore[arg-type]
+    except OSError:
+        return
+    _ctypes.call_function(address, args)
+
+
+def drop_start_code() -> None:
+    """Let go of the half MB of machine code that only the start needed; what runs again comes from the page cache."""
+    if sys.maxsize < 2**32:
+        return  # only there may a loader have written into code, and that would be lost
+    try:
+        with open("/proc/self/maps", "rb") as file:
+            for line in file:
+                where, mode, _offset, _device, inode = line.split()[:5]
+                if mode == b"r-xp" and inode != b"0":
+                    begin, end = (int(part, 16) for part in where.split(b"-"))
+                    libc("madvise", Address(begin), end - begin, MADV_DONTNEED)
+    except OSError:
+        pass
 
 
 def helper_main(writer: int, work: Callable[[], Any]) -> NoReturn:
@@ -3392,7 +3608,7 @@ def helper_main(writer: int, work: Callable[[], Any]) -> NoReturn:
         signal.set_wakeup_fd(-1)
         for sig in SIGNALS_TO_RESET:
             signal.signal(sig, signal.SIG_DFL)
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        libc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         os.dup2(writer, 3)
         os.closerange(4, 4096)
         try:
@@ -3405,14 +3621,18 @@ def helper_main(writer: int, work: Callable[[], Any]) -> NoReturn:
         os._exit(0)
 
 
-def read_config() -> Json:
-    data = b""
+def read_config(path: Optional[str]) -> Json:
+    """The line of JSON on stdin, or in a file, which is gone before anything else runs: it holds secrets."""
+    source, data = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path else 0, b""
     while b"\n" not in data and len(data) < MIB:
-        more = os.read(0, 65536)
+        more = os.read(source, 65536)
         if not more:
             break
         data += more
-    config = json.loads(data.split(b"\n")[0])
+    if path:
+        os.close(source)
+        os.unlink(path)
+    config = from_json(data.split(b"\n")[0])
     bytes.fromhex(config["key"])
     return dict(config)
 
@@ -3444,11 +3664,11 @@ def listen_tcp(address: str) -> socket.socket:
 
 
 def start(options: Dict[str, str]) -> Server:
-    config = read_config()
+    config = read_config(options.get("--config"))
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(sig, signal.SIG_IGN)
-    LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if "--tcp" in options:
         if not config.get("token"):
             raise ValueError("--tcp needs a token")
@@ -3465,12 +3685,11 @@ def start(options: Dict[str, str]) -> Server:
     os.write(1, ready.encode("ascii"))
     for target, fd in ((0, null), (1, null), (2, sink)):
         os.dup2(fd, target)
-    one_of(IGNORE)
     # Compiling this file took 10 MB that every sandbox would keep and every helper's fork would copy.
     gc.collect()
     gc.freeze()
-    if hasattr(LIBC, "malloc_trim"):
-        LIBC.malloc_trim(0)
+    libc("malloc_trim", 0)
+    drop_start_code()
     return server
 
 
@@ -3478,10 +3697,10 @@ def main(argv: List[str]) -> NoReturn:
     options = dict(zip(argv[::2], argv[1::2]))  # noqa: B905 - Python 3.8
     if (
         len(argv) % 2
-        or not set(options) <= {"--socket", "--tcp", "--log"}
+        or not set(options) <= {"--socket", "--tcp", "--log", "--config"}
         or ("--tcp" in options) == ("--socket" in options)
     ):
-        sys.stderr.write("usage: sandboxd.py (--socket PATH | --tcp HOST:PORT) [--log FILE]\n")
+        sys.stderr.write("usage: sandboxd.py (--socket PATH | --tcp HOST:PORT) [--log FILE] [--config FILE]\n")
         sys.exit(2)
     # A descriptor inherited by mistake (a host directory, say) would be a way out through "..".
     os.closerange(3, 65536)

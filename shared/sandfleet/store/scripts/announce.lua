@@ -2,7 +2,7 @@
 -- KEYS  1 prefix
 -- ARGV  1 node  2 incarnation  3 lease ms  4 again 0|1  5… field value pairs of the node
 -- Returns {now ms, 'ok' | 'in_use' | 'retired', holder}
---@use time route story line
+--@use time route story line blanks
 local ms = now_ms()
 local key, lease = P .. 'node:' .. A[1], P .. 'lease:' .. A[1]
 local holder = call('GET', lease)
@@ -12,6 +12,7 @@ if n[3] == A[2] then return { ms, 'retired' } end
 local same = n[1] == A[2] and n[2] ~= 'gone'
 call('HSET', key, 'incarnation', A[2], unpack(A, 5))
 if not same then
+  drop_blanks(A[1])
   call('HSET', key, 'state', 'ready', 'started', ms)
   call('HDEL', key, 'load', 'reason')
   story(A[1], ms, 'announced', text('incarnation', A[2]))

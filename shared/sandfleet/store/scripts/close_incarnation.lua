@@ -2,7 +2,7 @@
 -- KEYS  1 prefix
 -- ARGV  1 node  2 incarnation to keep or ''  3 reason  4 limit
 -- Returns {not started, unknown, more 0|1, {lost sandboxes}}
---@use time route story reply line use waiters sandbox close
+--@use time route story reply line use waiters sandbox close blanks
 local ms = now_ms()
 local node, kept, limit = A[1], A[2], tonumber(A[4])
 local key, lease = P .. 'node:' .. node, P .. 'lease:' .. node
@@ -39,6 +39,7 @@ for _, id in ipairs(ids) do
   end
 end
 
+if current ~= kept then drop_blanks(node) end
 local lost, more = {}, handled == limit and call('ZCARD', inflight) > 0
 for _, sid in ipairs(call('ZRANGE', P .. 'places:' .. node, 0, -1)) do
   if #lost == limit then
@@ -48,7 +49,9 @@ for _, sid in ipairs(call('ZRANGE', P .. 'places:' .. node, 0, -1)) do
   local sb = call('HMGET', P .. 'sandbox:' .. sid, 'state', 'route', 'owner')
   local _, home, inc
   if sb[1] then _, home, inc = split(sb[2]) end
-  if home ~= node then
+  if is_blank(sid) then
+    -- The kept incarnation's own.
+  elseif home ~= node then
     call('ZREM', P .. 'places:' .. node, sid)
   elseif inc ~= kept then
     make_lost(sid, sb[2], ms, A[3])

@@ -17,6 +17,7 @@ call('PEXPIRE', P .. 'nodes', KEEP)
 call('PEXPIRE', P .. 'fleet', KEEP)
 call('PEXPIRE', P .. 'places:' .. A[1], KEEP)
 call('PEXPIRE', P .. 'warm:' .. A[1], KEEP)
+call('PEXPIRE', P .. 'blanks:' .. A[1], KEEP)
 call('PEXPIRE', P .. 'inflight:' .. A[1], 2 * DAY)
 -- It was away, and so were its places.
 if not holder then kick(ms) end

@@ -1,9 +1,11 @@
 -- Take a place on a node for a thread that has no sandbox; the new owner gets a larger epoch.
 -- KEYS  1 prefix
 -- ARGV  1 digest  2 thread id  3 user id or ''  4 backend  5 spec JSON  6 node  7 incarnation  8 data id
---       9 expires ms  10 burst 0|1  11 places a user may have, or 0  12 from the line 0|1  13… candidate sandbox ids
--- Returns {status, route}, {'quota', '', sandbox to evict or ''}
---@use time route story reply line waiters sandbox
+--       9 expires ms  10 burst 0|1  11 places a user may have, or 0  12 from the line 0|1  13 digest of the spec
+--       14… candidate sandbox ids
+-- Returns {status, route}, {'reserved', route, slot of the blank taken over or ''},
+-- {'quota', '', sandbox to evict or ''}
+--@use time route story reply line waiters sandbox blanks
 local ms = now_ms()
 local state, old_sid, old_route, old_node = thread_state(A[1], ms)
 if state == 'live' then
@@ -28,8 +30,9 @@ if n[1] ~= 'ready' or n[2] ~= A[7] or call('GET', P .. 'lease:' .. node) ~= A[7]
 local places, room = P .. 'places:' .. node, tonumber(n[3])
 local taken = call('ZCOUNT', places, '(' .. ms, '+inf')
 if old_node == node and tonumber(call('ZSCORE', places, old_sid) or 0) > ms then taken = taken - 1 end
--- A free place belongs to the line; one beyond the replicas does not.
-local beyond = A[10] == '1' and taken >= room
+local blank = choose_blank(node, A[13], taken >= room)
+-- A free place belongs to the line, and so does a blank; one beyond the replicas does not.
+local beyond = A[10] == '1' and taken >= room and not blank
 if A[12] ~= '1' and not beyond and call('EXISTS', P .. 'parked') == 1 then return { 'queued' } end
 
 -- How many places the user has, but for the one that is superseded, and the longest warm sandbox among them: none
@@ -59,9 +62,9 @@ if most > 0 and A[3] ~= '' and call('ZCOUNT', P .. 'user:' .. A[3], '(' .. ms, '
   if held >= most then return { 'quota', '', evict } end
 end
 if A[10] == '1' then room = room + tonumber(n[4] or 0) end
-if taken >= room then return { 'full' } end
+if taken >= room and not blank then return { 'full' } end
 local sid
-for i = 13, #A do
+for i = 14, #A do
   local holder = call('GET', P .. 'id:' .. A[i])
   if not holder or holder == A[1] then
     sid = A[i]
@@ -76,6 +79,7 @@ local route = sid .. '|' .. node .. '|' .. A[7] .. '|' .. epoch_text
 call('HSET', thread, 'sandbox_id', sid, 'data_id', A[8], 'epoch', epoch_text)
 call('PEXPIRE', thread, KEEP)
 if old_sid then forget(old_sid, old_route, ms) end
+if blank then drop_blank(node, blank) end
 call('SET', P .. 'id:' .. sid, A[1], 'PX', KEEP)
 call('HSET', P .. 'sandbox:' .. sid, 'owner', A[1], 'state', 'creating', 'route', route, 'thread', A[2],
   'user', A[3], 'backend', A[4], 'spec', A[5], 'created', ms, 'used', ms)
@@ -87,5 +91,5 @@ local turn = leave_line(A[1])
 if turn and turn > tonumber(call('HGET', P .. 'line', 'reached') or 0) then
   call('HSET', P .. 'line', 'reached', turn)
 end
-story(sid, ms, 'reserved', where(route))
-return { 'reserved', route }
+story(sid, ms, 'reserved', where(route) .. (blank and text('blank', blank) or ''))
+return { 'reserved', route, blank or '' }

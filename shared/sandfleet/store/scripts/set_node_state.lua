@@ -2,7 +2,7 @@
 -- KEYS  1 prefix
 -- ARGV  1 node  2 state  3 incarnation that must be the current one, or ''  4 reason or ''
 -- Returns 1, or 0 if there is no such node (a retired one comes back by announcing only).
---@use time story line
+--@use time story line blanks
 local ms = now_ms()
 local key = P .. 'node:' .. A[1]
 local n = call('HMGET', key, 'state', 'incarnation')
@@ -11,6 +11,7 @@ if not state or state == 'gone' or (A[3] ~= '' and A[3] ~= n[2]) then return 0 e
 if A[2] == 'gone' then
   call('DEL', P .. 'lease:' .. A[1])
   call('HSET', key, 'retired', n[2])
+  drop_blanks(A[1])
 end
 -- A reason belongs to the state it was told with.
 if A[2] == 'ready' or (state ~= A[2] and A[4] == '') then

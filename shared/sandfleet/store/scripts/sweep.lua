@@ -2,7 +2,7 @@
 -- KEYS  1 prefix
 -- ARGV  1 node  2 incarnation
 -- Returns rows {sandbox, created ms, used ms, warm since ms or '', busy 0|1}; none for another incarnation.
---@use time route story reply line use waiters sandbox
+--@use time route story reply line use waiters sandbox blanks
 local ms, node, rows = now_ms(), A[1], {}
 if call('HGET', P .. 'node:' .. node, 'incarnation') ~= A[2] then return rows end
 
@@ -37,7 +37,15 @@ local function one(sid, until_ms)
 end
 
 local places = call('ZRANGE', P .. 'places:' .. node, 0, -1, 'WITHSCORES')
-for i = 1, #places, 2 do one(places[i], tonumber(places[i + 1])) end
+for i = 1, #places, 2 do
+  local member, until_ms = places[i], tonumber(places[i + 1])
+  if not is_blank(member) then
+    one(member, until_ms)
+  elseif until_ms <= ms then
+    call('ZREM', P .. 'places:' .. node, member)
+    kick(ms)
+  end
+end
 -- Operations whose record expired would otherwise stand in line for ever.
 for _, id in ipairs(call('ZRANGE', P .. 'inflight:' .. node, 0, 199)) do
   if call('EXISTS', P .. 'op:' .. id) == 0 then call('ZREM', P .. 'inflight:' .. node, id) end
