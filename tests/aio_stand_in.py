@@ -15,6 +15,7 @@ import secrets
 import signal
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -79,6 +80,8 @@ class StandIn:
         closed: Sessions that were closed.
         faults: What happens instead at a route, once each.
         lies: JSON that a route answers, every time.
+        missing: Routes that it does not have.
+        asked: How often each route was asked.
         chunked: Whether its answers come in chunks.
         hostname: What it says its host is called.
     """
@@ -92,6 +95,8 @@ class StandIn:
         self.closed: list[str] = []
         self.faults: dict[str, Fault] = {}
         self.lies: dict[str, Any] = {}
+        self.missing: set[str] = set()
+        self.asked = Counter[str]()
         self.chunked = False
         self.most_at_once = 0
         self._at_once = 0
@@ -125,8 +130,11 @@ class StandIn:
     # --- routes --------------------------------------------------------------------------------
 
     def answer(self, method: str, path: str, query: dict[str, str], body: dict[str, Any]) -> Answer | bytes:
+        self.asked[path] += 1
         if path in self.lies:
             return 200, self.lies[path]
+        if path in self.missing:
+            return 404, {"detail": "Not Found"}
         for pattern, route in self._routes().items():
             found = re.fullmatch(pattern, f"{method} {path}")
             if found is not None:

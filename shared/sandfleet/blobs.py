@@ -91,8 +91,9 @@ def _put(store: Store, data: bytes, *, client: str, ttl_s: float) -> dict[str, A
     blob_id = new_op_id()
     store.blob_begin(blob_id, client=client, size=len(data), ttl_s=ttl_s)
     try:
+        view = memoryview(data)
         for index in range(0, len(data), CHUNK_BYTES):
-            store.blob_put(blob_id, index // CHUNK_BYTES, data[index : index + CHUNK_BYTES])
+            store.blob_put(blob_id, index // CHUNK_BYTES, view[index : index + CHUNK_BYTES])
     except StoreUnavailable:
         drop(store, {"blob": blob_id})
         raise

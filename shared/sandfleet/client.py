@@ -38,7 +38,7 @@ from sandfleet.replies import Pending, ReplyReader
 from sandfleet.steps import Do, Sleep, Steps, Wait
 from sandfleet.store import open_store
 from sandfleet.store.base import OpRecord, Recorded, Route, Store
-from sandfleet.wire import OpMessage, node_queue
+from sandfleet.wire import OpMessage, node_queue, take_beside
 
 __all__ = ["Answer", "Call", "Client", "Target"]
 
@@ -354,6 +354,7 @@ class Client:
             deadline_ms=start_by_ms + int(self._run_within_s(call) * 1000),
             reply_to=self.id,
             sent_at_ms=now_ms,
+            beside=call.kind == "execute_command",
         )
 
     def identity_of(self, target: Target) -> Identity:
@@ -385,6 +386,8 @@ class Client:
         reference = data.get("content")
         content = blobs.unpack_bytes(self.store, reference)
         blobs.drop(self.store, reference)
+        if "beside" in data:
+            value, content = take_beside(value, data["beside"], content or b""), None
         spent = data.get("t") or (None, None, None)
         timings = Timings(spent[0], spent[1], spent[2], (time.monotonic() - started) * 1000)
         return Answer(op_id, value, content, timings)

@@ -29,7 +29,7 @@ def end_left_behind(settings: Settings, node_ids: Iterable[str]) -> int:
             if kind.leftovers is not SandboxBackend.leftovers:
                 ended += _end(kind(settings.model_copy(update={"node_id": dead[0]}), lambda *_: None), set(dead))
         except SandfleetError as exc:
-            log.warning("left_behind.kept", extra={"backend": name, "nodes": dead, "error": str(exc)})
+            log.warning("left_behind.kept %s of %s: %s", name, ", ".join(dead), exc)
     return ended
 
 

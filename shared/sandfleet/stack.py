@@ -139,10 +139,13 @@ class Stack:
         leaving = [child for name, child in self._children.items() if name not in _NO_NODES]
         leaving += [child for name, child in self._children.items() if name in (_SCHEDULER, _FLOWER)]
         try:
-            # Nodes and scheduler need Redis to leave in order, but not each other.
-            end_all(leaving, grace_s=_GRACE_S)
-            if dead := [name for name, node in self.nodes.items() if node.returncode]:
-                end_left_behind(self.settings, dead)
+            try:
+                # Nodes and scheduler need Redis to leave in order, but not each other.
+                end_all(leaving, grace_s=_GRACE_S)
+            finally:
+                # Also of nodes that a second interrupt killed: nobody may come back to this data root.
+                if dead := [name for name, node in self.nodes.items() if node.returncode]:
+                    end_left_behind(self.settings, dead)
             end_all([child for name, child in self._children.items() if name == _REDIS], grace_s=_GRACE_S)
         finally:
             for child in self._children.values():

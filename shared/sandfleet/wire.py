@@ -30,8 +30,10 @@ __all__ = [
     "decode_content",
     "encode_content",
     "node_queue",
+    "put_beside",
     "queue_names",
     "shown_owner",
+    "take_beside",
 ]
 
 VERSION = 1
@@ -41,6 +43,7 @@ OPS_QUEUE = "sandfleet.ops"
 WAITING_QUEUE = "sandfleet.ops.waiting"
 
 _ORIGIN_HOST = socket.gethostname()
+_STREAMS = ("stdout", "stderr")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -60,7 +63,8 @@ class OpMessage:
 
     ``content`` is in wire form (see `encode_content`). ``start_by_ms`` and ``deadline_ms`` are
     milliseconds of the store's clock; ``sent_at_ms`` likewise, for timings. ``lanes`` is what must not interleave
-    with it (`sandfleet.ops.lanes_of`), from the client because its arguments may travel as a blob.
+    with it (`sandfleet.ops.lanes_of`), from the client because its arguments may travel as a blob. ``beside``: the
+    client understands big output that comes beside the JSON (see `put_beside`); those before it do not say so.
     """
 
     op_id: str
@@ -74,6 +78,7 @@ class OpMessage:
     deadline_ms: int
     reply_to: str
     sent_at_ms: int
+    beside: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         """JSON form."""
@@ -93,6 +98,7 @@ class OpMessage:
             "deadline": self.deadline_ms,
             "reply": self.reply_to,
             "sent": self.sent_at_ms,
+            **({"beside": True} if self.beside else {}),
         }
 
     @classmethod
@@ -128,6 +134,7 @@ class OpMessage:
             deadline_ms=_int(data, "deadline"),
             reply_to=_text(data, "reply"),
             sent_at_ms=_int(data, "sent"),
+            beside=data.get("beside") is True,
         )
 
 
@@ -183,6 +190,24 @@ def decode_content(content: Mapping[str, Any] | None) -> bytes | None:
         except ValueError as exc:
             raise InvalidArgument(f"content is not valid base64: {exc}") from None
     raise InvalidArgument("content must be inline text, base64 or a blob")
+
+
+def put_beside(value: Any, least: int) -> tuple[Any, list[int], bytes] | None:
+    """A command's value without its output, the bytes of each stream and both together; None below ``least``
+    characters. Reading and writing 1 MiB as a JSON string takes longer than all else that is done with it."""
+    found = [value.get(name) for name in _STREAMS] if isinstance(value, dict) else []
+    streams = [stream for stream in found if isinstance(stream, str)]
+    if len(streams) != len(_STREAMS) or sum(map(len, streams)) < least:
+        return None
+    parts = [stream.encode("utf-8", "surrogatepass") for stream in streams]
+    return {**value, **dict.fromkeys(_STREAMS, "")}, [len(part) for part in parts], b"".join(parts)
+
+
+def take_beside(value: dict[str, Any], lengths: list[int], content: bytes) -> dict[str, Any]:
+    """The value as it was before `put_beside`."""
+    out, err = content[: lengths[0]], content[lengths[0] :]
+    streams = (str(part, "utf-8", "surrogatepass") for part in (out, err))
+    return {**value, **dict(zip(_STREAMS, streams, strict=True))}
 
 
 def shown_owner(owner: object) -> str:

@@ -1,7 +1,7 @@
 """Both stores driven in lockstep through lives that nobody would think of.
 
-Each rule does the same to a `MemoryStore` and to Redis and compares what they say; after each step both must
-show the same fleet, and the promises of the design must hold in it: a thread has one sandbox, places never
+Each rule does the same to a `MemoryStore` and to Redis, on one clock, and compares what they say; after each step
+both must show the same fleet, and the promises of the design must hold in it: a thread has one sandbox, places never
 exceed the replicas (but by what was adopted or is a burst), a blank sandbox is given once, a user is counted for the
 places taken and no more than allowed, whoever stands in line is waited for and has nothing, nobody overtakes the line,
 nothing in use is reaped, an epoch never goes back, every operation is answered once.
@@ -22,14 +22,19 @@ from sandfleet.ids import Identity
 from sandfleet.model import NodeState, SandboxState
 from sandfleet.store.base import Push, Reserved, Route, Waiter
 from tests.contract.store_blank_rules import DIGESTS, NODES, BlankRules
-from tests.contract.store_compared import Ticking, fleet, place, renamed, swept, told
-from tests.contract.store_fixtures import ERROR, LONG_S, SPEC, MemoryWorld, RedisWorld, World
+from tests.contract.store_clock import Clock, ToldRedisWorld
+from tests.contract.store_compared import difference, fleet, renamed
+from tests.contract.store_fixtures import ERROR, LONG_S, SPEC, MemoryWorld, World
 
 REPLICAS = 2
 BURST = 1
 USER = "u"
 EXPECT = ("live", "live", "live", "creating", "stopping")
-TROUBLE = ("lapse", "retire", "drain", "flush", "recovered", "cordoned", "draining", "stale", "impatience")
+TROUBLE = ("lapse", "retire", "drain", "flush", "recovered", "cordoned", "draining", "stale", "impatience", "later")
+#: What ends after a while: a repeated request, a stop that makes room, an adopted sandbox that is taken to be in use.
+WINDOWS_MS = (2000, 30_000, 60_000)
+#: What was lost is forgotten after ten minutes of the server's own clock.
+MOST_MS = 480_000
 THREADS = (Identity("thread-0"), *(Identity(f"thread-{i}", USER) for i in (1, 2, 3)))
 AGENTS = ("x", "y")
 
@@ -51,8 +56,9 @@ class TwoStores(BlankRules):
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory = MemoryWorld(now_ms=Ticking())
-        self.redis = RedisWorld(self.url, f"m{next(_turn)}:")
+        self.clock = Clock()
+        self.memory = MemoryWorld(now_ms=self.clock)
+        self.redis = ToldRedisWorld(self.url, f"m{next(_turn)}:", self.clock)
         self.redis.flush()
         self.worlds: tuple[World, World] = (self.memory, self.redis)
         self.incarnations = dict.fromkeys(NODES, 0)
@@ -73,14 +79,15 @@ class TwoStores(BlankRules):
     # --- doing one thing twice ----------------------------------------------------------------
 
     def both(self, act: Callable[[World, int], Any]) -> Any:
-        """The same on either store, with the same outcome; the answer of the memory store."""
+        """The same on either store at one time, with the same outcome; the two answers."""
+        self.clock.pass_ms(1)  # so that an epoch is never one from before a flush
         answers = []
         for side, world in enumerate(self.worlds):
             try:
                 answers.append(act(world, side))
             except SandfleetError as exc:
                 answers.append(exc.code)
-        assert told(answers[0]) == told(answers[1])
+        assert answers[0] == answers[1], difference(*answers)
         return answers
 
     def incarnation(self, node: str) -> str:
@@ -127,11 +134,13 @@ class TwoStores(BlankRules):
                 self.announce(name, new=False, again=limit > 1)
         elif trouble == "recovered":
             self.both(lambda w, _: w.end_recovery())
+        elif trouble == "later" and self.clock.ms - self.clock.began_ms < MOST_MS:
+            self.clock.pass_ms(WINDOWS_MS[limit - 1])
         elif trouble == "impatience":
             self.lose_patience(limit)
         elif trouble == "stale":
             self.both(lambda w, _: w.store.set_node_state(node, NodeState.GONE, incarnation="another"))
-        elif trouble != "flush":
+        elif trouble not in ("flush", "later"):
             self.both(lambda w, _: w.store.set_node_state(node, NodeState(trouble)))
 
     def lose_patience(self, count: int) -> None:
@@ -151,7 +160,7 @@ class TwoStores(BlankRules):
 
     @rule(node=nodes)
     def sweep(self, node: str) -> None:
-        self.both(lambda w, _: sorted(swept(one) for one in w.store.sweep(node, self.incarnation(node))))
+        self.both(lambda w, _: w.store.sweep(node, self.incarnation(node)))
 
     # --- sandboxes ----------------------------------------------------------------------------
 
@@ -159,12 +168,7 @@ class TwoStores(BlankRules):
     def acquire(self, identity: Identity, agent: str, client: str) -> None:
         waiter = Waiter(f"a{next(self.counter)}", client, agent, LONG_S)
         self.waiters.append((identity, waiter.op_id))
-
-        def act(world: World, _: int) -> Any:
-            acquired = world.store.acquire(identity, waiter, wait_s=LONG_S, push=None)
-            return acquired.status, acquired.was_warm, place(acquired.route)
-
-        self.both(act)
+        self.both(lambda w, _: w.store.acquire(identity, waiter, wait_s=LONG_S, push=None))
 
     @rule(identity=threads, node=nodes, most=st.integers(0, 2), burst=flags, from_line=flags, digest=digests)
     def reserve(self, identity: Identity, node: str, most: int, burst: bool, from_line: bool, digest: str) -> None:

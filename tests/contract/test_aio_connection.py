@@ -369,6 +369,21 @@ def test_a_server_without_any_command_route_is_told_so(tmp_path: Path) -> None:
         assert completion.error.facts["reason"] == "no_route"
 
 
+@pytest.mark.parametrize(
+    ("route", "kind", "content"),
+    [("/v1/file/grep", "grep", None), ("/v1/file/write", "write_file", b"x" * 100_000)],
+)
+def test_a_server_without_a_route_for_files_is_asked_once(
+    world: World, route: str, kind: str, content: bytes | None
+) -> None:
+    world.value("noop")
+    world.server.missing.add(route)
+    args = {"path": ".", "pattern": "x"} if kind == "grep" else {"path": "f"}
+    assert world.code(kind, content, **args) == "internal"
+    assert world.server.asked[route] <= 2, "once for either way of running commands"
+    assert world.run("echo fine")["stdout"] == "fine\n"
+
+
 def test_many_operations_at_once_come_back_whole(world: World) -> None:
     world.run("true")
     ended: list[tuple[int, Completion]] = []

@@ -117,6 +117,13 @@ def test_a_blob_comes_back_in_its_chunks(world: World) -> None:
 def test_a_chunk_needs_a_begun_blob(world: World) -> None:
     with pytest.raises(InvalidArgument):
         world.store.blob_put("never begun", 0, b"x")
+    world.store.blob_begin("b", client="c1", size=1, ttl_s=60)
+    world.store.blob_put("b", 0, memoryview(b"x"))
+    world.expire_blob("b")
+    with pytest.raises(InvalidArgument):
+        world.store.blob_put("b", 1, b"x")
+    world.store.blob_drop("b")
+    assert not [key for key in world.key_names() if "blob:" in key]
 
 
 def small_budget(world: World) -> World:

@@ -15,7 +15,7 @@ from sandfleet.errors import ByteBudgetExceeded, ConfigError, StoreUnavailable
 from sandfleet.ids import Identity
 from sandfleet.store.redis import RedisStore
 from sandfleet.store.scripts import load, names
-from tests.contract.store_fixtures import ALICE, ERROR, RedisWorld, together
+from tests.contract.store_fixtures import ALICE, BOB, ERROR, RedisWorld, together
 from tests.services import RedisServer
 
 
@@ -207,6 +207,22 @@ def test_a_nearly_full_redis_refuses_bytes_first(full: RedisWorld) -> None:
     assert full.record(full.live()).status == "recorded"
 
 
+def test_a_chunk_that_redis_does_not_take_says_so_and_what_follows_gets_its_own_answer(full: RedisWorld) -> None:
+    chunk = bytes(range(256)) * 4096
+    full.store.blob_begin("b", client="c", size=2 * len(chunk), ttl_s=60)
+    full.raw.script_flush()
+    full.store.blob_put("b", 0, chunk)
+    full.raw.config_set("maxmemory", 1)
+    with pytest.raises(StoreUnavailable) as refused:
+        full.store.blob_put("b", 1, chunk)
+    assert refused.value.facts["reason"] == "full"
+    full.raw.config_set("maxmemory", 0)
+    assert [full.store.blob_get("b", index) for index in range(2)] == [chunk, None]
+    full.store.blob_put("b", 1, chunk)
+    assert full.store.blob_get("b", 1) == chunk
+    assert 30_000 < full.raw.pttl(full.store._keys.chunk("b", 1)) <= 60_000
+
+
 def test_a_wrong_password_says_so(private_redis: RedisServer) -> None:
     with redis.Redis.from_url(private_redis.url) as client:
         client.config_set("requirepass", "secret")
@@ -303,6 +319,18 @@ def test_the_places_of_a_node_that_lives_are_kept_alive(redis_world: RedisWorld)
         assert world.raw.expire(key, 60)
     world.store.renew("n1", "i1", lease_s=60)
     assert [world.raw.ttl(key) > 29 * 86400 for key in keys] == [True, True]
+
+
+def test_a_blank_whose_place_an_older_node_cleared_is_not_given_to_anybody(redis_world: RedisWorld) -> None:
+    """A node that is run in the version before again clears the places it does not know and leaves `blanks:{node}`."""
+    world = redis_world
+    world.announce(replicas=1)
+    world.blank("s1")
+    world.raw.zrem("test:places:n1", "~s1")
+    first = world.reserve(ALICE, spec_digest="d1")
+    assert (first.status, first.blank) == ("reserved", "")
+    assert world.reserve(BOB, spec_digest="d1").status == "full"
+    assert (world.places(), world.store.blanks("n1")) == (1, {})
 
 
 def assert_all_end(world: RedisWorld) -> None:

@@ -153,6 +153,21 @@ def test_the_deadline_ends_a_command_that_took_every_process_there_is(sandbox: t
     assert run(sandbox, "echo alive")["stdout"] == "alive\n"
 
 
+def test_a_cancelled_command_ends_though_the_sandbox_stopped_what_kills(sandbox: tuple[World, Connection]) -> None:
+    world, connection = sandbox
+    killers = "for p in /proc/[0-9]*; do grep -q 'read -r [g]' $p/cmdline && echo ${p#/proc/}; done; true"
+    wait_until(lambda: run(sandbox, killers)["stdout"].split(), deadline_s=30)
+    for pid in run(sandbox, killers)["stdout"].split():
+        run(sandbox, f"kill -STOP {pid}")
+    ended: list[Completion] = []
+    op = world.operation("execute_command", command="echo on; sleep 48")
+    connection.start(op, ended.append)
+    wait_until(lambda: "sleep 48" in run(sandbox, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")["stdout"], deadline_s=30)
+    assert connection.cancel(op.op_id) is True
+    wait_until(lambda: ended, deadline_s=30)
+    assert (ended[0].value["stdout"], ended[0].value["cancelled"]) == ("on\n", True)
+
+
 def test_bytes_go_in_and_come_out_as_they_are(sandbox: tuple[World, Connection]) -> None:
     content = bytes(range(256)) * 8192
     value = run(sandbox, "cat", content, as_bytes=True, max_output_bytes=4 << 20)

@@ -8,6 +8,8 @@ import hmac
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -153,6 +155,23 @@ def test_another_process_or_user_gets_nothing(sandbox: Sandbox, rule: dict[str, 
     server = sandbox.serve()
     assert_replaced(sandbox.ask(**rule))
     assert server.requests == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a pid namespace without a user namespace")
+@pytest.mark.parametrize("mine", [True, False])
+def test_a_worker_in_a_container_cannot_see_the_pid_and_still_checks_the_user(sandbox: Sandbox, *, mine: bool) -> None:
+    """The kernel names process 0 when the other end is in a pid namespace that ours cannot see."""
+    sandbox.serve()
+    code = (
+        "import os, sys; from sandfleet_workers.endpoint_socket import UnixEndpoint\n"
+        "directory = os.open(sys.argv[1], os.O_PATH | os.O_DIRECTORY)\n"
+        "UnixEndpoint(directory, 's', b'k', uid=int(sys.argv[2]), pid=4_000_000).connect().close()\n"
+    )
+    uid = os.getuid() if mine else 12345
+    argv = ["unshare", "--pid", "--fork", sys.executable, "-c", code, str(sandbox.root), str(uid)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode == 0) is mine, done.stderr
+    assert mine or "another user's process listens there" in done.stderr
 
 
 def test_the_name_is_looked_up_in_the_pinned_directory(sandbox: Sandbox, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from sandfleet.acquiring import wanted_spec
 from sandfleet.backends import Capability, Connection, SandboxPlan
-from sandfleet.errors import StartFailed, StoreUnavailable
+from sandfleet.errors import InternalError, StartFailed, StoreUnavailable
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState, SandboxSpec
 from sandfleet.store.base import Reserved
@@ -37,11 +37,20 @@ class AheadBackend(MockBackend):
         self.names: dict[str, str] = {}
         self.ended: list[str] = []
         self.broken = ""
+        #: Nothing can be ended.
+        self.away = False
+        #: The image that the engine has; the first start pulls one.
+        self.image = ""
+        self.pulls = ""
+
+    def digest(self, spec: SandboxSpec) -> str:
+        return f"{spec.digest}{self.image}"
 
     def create(self, plan: SandboxPlan) -> MockConnection:
         if self.broken:
             raise StartFailed(self.broken, reason="test")
         self.plans.append(plan)
+        self.image = self.pulls or self.image
         return super().create(plan)
 
     def claim(self, blank_id: str, sandbox_id: str) -> Connection:
@@ -52,6 +61,8 @@ class AheadBackend(MockBackend):
         return self._connections[sandbox_id]
 
     def destroy(self, sandbox_id: str) -> None:
+        if self.away:
+            raise InternalError("no daemon", reason="no_daemon")
         self.ended.append(sandbox_id)
         super().destroy(sandbox_id)
 
@@ -284,6 +295,8 @@ def test_one_whose_place_was_given_away_is_ended_when_nobody_comes(world: Ahead)
     assert told.blank in world.backend.running(), "its creation may be on its way"
     world.clock.advance(6.0)
     world.life.blanks.tick()
+    assert told.blank in world.backend.running(), "an engine that is slow would keep the lease from being renewed"
+    world.work()
     assert told.blank not in world.backend.running()
 
 
@@ -333,3 +346,53 @@ def test_redis_away_while_one_starts_leaves_none_behind(world: Ahead, monkeypatc
     assert world.places() == 0
     world.clock.advance(61.0)
     world.fill()
+
+
+def test_one_that_cannot_be_ended_is_ended_when_the_engine_is_back(world: Ahead) -> None:
+    world.fill()
+    slot = next(iter(world.blanks()))
+    world.backend.away = True
+    world.life.blanks._withdraw(slot, "test")
+    world.clock.advance(6.0)
+    world.life.blanks.tick()
+    world.work()
+    assert slot in world.backend.running()
+    world.backend.away = False
+    world.clock.advance(6.0)
+    world.life.blanks.tick()
+    world.work()
+    assert slot not in world.backend.running()
+
+
+def test_a_node_that_closes_ends_what_could_not_be_ended_before(world: Ahead) -> None:
+    world.fill()
+    world.backend.away = True
+    for slot in world.blanks():
+        world.life.blanks._withdraw(slot, "test")
+    assert len(world.backend.running()) == 2
+    world.backend.away = False
+
+
+def test_an_image_that_the_first_start_pulls_makes_the_others_no_other_kind(world: Ahead) -> None:
+    world.backend.pulls = "pulled"
+    world.fill()
+    told = world.acquire()
+    assert told.route is not None
+    assert world.backend.names == {told.route.sandbox_id: told.blank}
+    assert set(world.life.blanks._kinds) == {world.backend.digest(world.spec)}
+
+
+def test_a_newer_image_under_the_same_name_replaces_what_is_ready(world: Ahead) -> None:
+    world.fill()
+    old = set(world.blanks())
+    world.backend.image = "newer"
+    world.acquire(ALICE)
+    assert world.backend.names == {}, "it would have got the image of yesterday"
+    for _ in range(3):
+        world.life.blanks.tick()
+        wait_until(lambda: not world.life.blanks._starting, 5)
+        world.work()
+    assert not old & set(world.backend.running())
+    told = world.acquire(BOB)
+    assert told.route is not None
+    assert world.backend.names == {told.route.sandbox_id: told.blank}

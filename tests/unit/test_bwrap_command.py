@@ -97,7 +97,7 @@ def test_a_uid_is_stable_and_in_its_range() -> None:
     assert uids == [sandbox_uid(digest, 1000, 50) for digest in digests]
 
 
-def verdict(program: bytes, arch: int, number: int) -> int:
+def verdict(program: bytes, arch: int, number: int, second: int = 0, first: int = 0) -> int:
     """What the filter returns for a system call: the few instructions it uses, interpreted."""
     code = list(struct.iter_unpack("=HBBI", program))
     accumulator, at = 0, 0
@@ -105,7 +105,7 @@ def verdict(program: bytes, arch: int, number: int) -> int:
         op, jump_true, jump_false, value = code[at]
         at += 1
         if op == 0x20:
-            accumulator = {0: number, 4: arch}[value]
+            accumulator = {0: number, 4: arch, 16: first, 24: second}[value]
         elif op == 0x15:
             at += jump_true if accumulator == value else jump_false
         elif op == 0x35:
@@ -131,6 +131,24 @@ def test_the_filter_refuses_what_it_lists_and_nothing_else(
     assert {verdict(program, arch, number) for number in allowed} == {0x7FFF0000}
     assert verdict(program, 0x40000003, 1) == 0x80000000
     assert verdict(program, arch, 0x40000000 + 1) != 0x7FFF0000
+
+
+@pytest.mark.parametrize(("machine", "arch", "ioctl"), [("x86_64", 0xC000003E, 16), ("aarch64", 0xC00000B7, 29)])
+def test_no_file_leaves_its_project(machine: str, arch: int, ioctl: int) -> None:
+    program = filter_program(machine)
+    assert program is not None
+    refused, allowed = 0x00050000 | errno.EPERM, 0x7FFF0000
+    assert [verdict(program, arch, ioctl, request) for request in (0x401C5820, 0x40086602)] == [refused, refused]
+    assert [verdict(program, arch, ioctl, request) for request in (0, 0x5401, 0x801C581F)] == [allowed] * 3
+    assert verdict(program, arch, ioctl + 1, 0x401C5820) == allowed
+
+
+@pytest.mark.parametrize(("machine", "arch", "prlimit"), [("x86_64", 0xC000003E, 302), ("aarch64", 0xC00000B7, 261)])
+def test_limits_are_set_by_a_process_for_itself(machine: str, arch: int, prlimit: int) -> None:
+    program = filter_program(machine)
+    assert program is not None
+    assert verdict(program, arch, prlimit, first=0) == 0x7FFF0000
+    assert verdict(program, arch, prlimit, first=1) == 0x00050000 | errno.EPERM
 
 
 def test_an_unknown_machine_has_no_filter() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandfleet.errors import StartFailed
+from sandfleet.errors import InternalError, StartFailed
 from sandfleet.store.base import NodeRecord
 from sandfleet.testing import ManualClock
 from sandfleet.testing.backend import MockBackend
@@ -36,6 +36,8 @@ class Engine(MockBackend):
         return {node: list(names) for node, names in self.there.items() if names}
 
     def remove_leftover(self, name: str) -> None:
+        if name.startswith("stuck"):
+            raise InternalError("still there", reason="not_gone")
         for names in self.there.values():
             if name in names:
                 names.remove(name)
@@ -158,3 +160,21 @@ def test_the_next_look_comes_when_the_silence_is_a_lease_long(world: Watched) ->
     world.life.leftovers.tick()
     assert world.work() == 1
     assert world.engine.leftovers() == {}
+
+
+def test_one_that_cannot_be_removed_keeps_none_of_the_others_and_its_directories(world: Watched) -> None:
+    slot = world.node.settings.data_root / "nodes" / "n2" / "slots" / ("f" * 16)
+    (slot / "user-data").mkdir(parents=True)
+    world.engine.there = {"n1": ["stuck-1", "own"], "n2": ["stuck-2", "theirs"]}
+    world.look()
+    assert world.look(LEASE_S) == {"n1": ["stuck-1"], "n2": ["stuck-2"]}
+    assert slot.exists(), "a container that runs still uses it"
+
+
+def test_one_of_its_own_that_cannot_be_removed_does_not_stop_a_node_s_start(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(AT_START, "n1", ["stuck", "old"])
+    world = Watched(tmp_path, clock, lease_s=LEASE_S)
+    assert world.engine.leftovers() == {"n1": ["stuck"]}
+    world.life.close()

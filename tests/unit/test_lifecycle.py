@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sandfleet.errors import LeaseLost, NotStarted, SandfleetError, StartFailed, StoreUnavailable
+from sandfleet.errors import InternalError, LeaseLost, NotStarted, SandfleetError, StartFailed, StoreUnavailable
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState
 from sandfleet.store.base import Route
@@ -537,3 +537,120 @@ def test_a_failure_that_cannot_be_recorded_is_answered_all_the_same(
     error = world.run("node.create", route).error
     assert error is not None
     assert error.message == "no"
+
+
+# --- an engine that is away when a sandbox is to go ------------------------------------------
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, world: World) -> Callable[[], None]:
+    """From now on nothing can be ended; what is returned makes it possible again."""
+    destroy = world.backend.destroy
+
+    def away(_: str) -> None:
+        raise InternalError("no daemon", reason="no_daemon")
+
+    monkeypatch.setattr(world.backend, "destroy", away)
+    return lambda: monkeypatch.setattr(world.backend, "destroy", destroy)
+
+
+def test_what_cannot_be_ended_keeps_its_place_and_is_ended_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    route = world.stopping()
+    back = refuse(monkeypatch, world)
+    assert world.run("node.destroy", route, delete_data=True).error is not None
+    for _ in range(3):
+        world.tick(10)
+        assert world.work() == 1, "it is tried again"
+        assert world.state(route) == "stopping", "its place would be given away while it runs"
+    assert (world.node.settings.data_root / "threads" / "alice").exists()
+    back()
+    world.tick(10)
+    world.work()
+    assert world.backend.running() == []
+    assert (world.node.held, world.state(route)) == ({}, None)
+
+
+def test_a_removal_does_not_take_the_failure_of_another_for_its_success(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = world.stopping()
+    back = refuse(monkeypatch, world)
+    door = Door(monkeypatch, world.backend.connection(route.sandbox_id), "close")
+    one = in_thread(lambda: world.completions.append(world.run("node.destroy", route)))
+    assert door.entered.wait(5)
+    other = in_thread(lambda: world.completions.append(world.run("node.destroy", route, delete_data=True)))
+    assert waits(other)
+    door.open()
+    one.join(5)
+    other.join(5)
+    assert [completion.error is None for completion in world.completions] == [False, False]
+    assert (world.node.settings.data_root / "threads" / "alice").exists()
+    back()
+
+
+def test_a_node_that_closes_tells_of_an_end_when_it_has_come(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    route = world.live()
+    seen = list[str | None]()
+    destroy = world.backend.destroy
+    monkeypatch.setattr(world.backend, "destroy", lambda sid: (seen.append(world.state(route)), destroy(sid)))
+    world.life.close()
+    assert str(seen[0]) == "live", "its thread could have got another one on the same files"
+    assert world.state(route) == "lost"
+
+
+# --- a disk that is nearly full --------------------------------------------------------------
+
+FLOOR = 100 * 1024 * 1024
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World) -> SimpleNamespace:
+    """The disk of a node with a floor, which has enough."""
+    found = SimpleNamespace(free=10 * FLOOR)
+    monkeypatch.setattr(upkeep_module.shutil, "disk_usage", lambda _: found)
+    world.node.settings = world.node.settings.model_copy(update={"min_free_bytes": FLOOR})
+    return found
+
+
+def test_a_node_without_room_takes_nothing_new_until_it_has_some(world: World, disk: SimpleNamespace) -> None:
+    world.tick(10)
+    assert node_state(world) == ("ready", "")
+    disk.free = FLOOR - 1
+    world.tick(10)
+    state, reason = node_state(world)
+    assert (state, "min_free_bytes" in reason) == ("cordoned", True)
+    disk.free = FLOOR + 1
+    world.tick(10)
+    assert node_state(world)[0] == "cordoned", "it would open and close in turns"
+    disk.free = 2 * FLOOR
+    world.tick(10)
+    assert node_state(world) == ("ready", "")
+
+
+def test_a_node_that_an_operator_opens_without_room_closes_again(world: World, disk: SimpleNamespace) -> None:
+    disk.free = FLOOR - 1
+    world.tick(10)
+    world.store.set_node_state("n1", NodeState.READY)
+    for _ in range(3):
+        world.tick(10)
+    assert node_state(world)[0] == "cordoned"
+
+
+def test_a_node_that_an_operator_closes_too_stays_closed(world: World, disk: SimpleNamespace) -> None:
+    disk.free = FLOOR - 1
+    world.tick(10)
+    world.store.set_node_state("n1", NodeState.CORDONED, reason="repairs")
+    disk.free = 2 * FLOOR
+    for _ in range(3):
+        world.tick(10)
+    assert node_state(world) == ("cordoned", "repairs")
+
+
+def test_a_store_that_forgot_it_all_does_not_make_a_node_without_room_take_something(
+    world: World, disk: SimpleNamespace
+) -> None:
+    disk.free = FLOOR - 1
+    world.tick(10)
+    world.store.__init__(now_ms=lambda: int(world.clock.now() * 1000))  # type: ignore[misc]
+    for _ in range(3):
+        world.tick(10)
+    assert node_state(world)[0] == "cordoned"

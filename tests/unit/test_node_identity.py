@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sandfleet.errors import ConfigError, InvalidArgument, NodeIdInUse
+from sandfleet_workers import node_identity
 from sandfleet_workers.node_identity import data_id, hold_node_id
 
 
@@ -144,3 +145,22 @@ def test_a_damaged_data_id_is_an_error_and_not_a_new_home(tmp_path: Path) -> Non
     (tmp_path / "data-id").write_text("")
     with pytest.raises(ConfigError):
         data_id(tmp_path)
+
+
+def test_a_node_waits_for_a_neighbour_that_clears_up_after_it(tmp_path: Path) -> None:
+    clearing = hold_node_id(tmp_path, "node-1", clearing=True)
+    came: list[str] = []
+    node = threading.Thread(target=lambda: came.append(hold_node_id(tmp_path, "node-1").node_id))
+    node.start()
+    node.join(node_identity._TOLD_WITHIN_S + 0.5)
+    assert node.is_alive(), "its start failed because of a neighbour's tidiness"
+    clearing.release()
+    node.join(10)
+    assert came == ["node-1"]
+
+
+def test_nobody_waits_to_clear_up_after_a_node_that_lives(tmp_path: Path) -> None:
+    held = hold_node_id(tmp_path, "node-1")
+    with pytest.raises(NodeIdInUse):
+        hold_node_id(tmp_path, "node-1", clearing=True)
+    held.release()

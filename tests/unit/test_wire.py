@@ -42,6 +42,12 @@ def test_a_message_of_the_version_before_and_with_unknown_keys_is_understood() -
     assert OpMessage.from_wire({**MESSAGE.to_wire(), "v": VERSION - 1, "from_the_future": 1}) == MESSAGE
 
 
+@pytest.mark.parametrize(("told", "understood"), [(True, True), (False, False), (None, False), (1, False)])
+def test_a_client_says_that_it_understands_output_beside_the_json(told: object, understood: bool) -> None:
+    assert OpMessage.from_wire({**MESSAGE.to_wire(), "beside": told}).beside is understood
+    assert "beside" not in MESSAGE.to_wire()  # to a node of the version before nothing has changed
+
+
 def test_a_lane_that_is_named_twice_is_one_lane() -> None:
     # Twice in one lane would be a ticket that waits for itself.
     lanes = ["3f9a1c22/shell/me", "3f9a1c22/files", "3f9a1c22/files"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,11 @@ from sandfleet.model import NodeState
 from sandfleet.store.base import NodeRecord
 from sandfleet.store.memory import MemoryStore
 from sandfleet_workers import worker as worker_module
+from sandfleet_workers.lifecycle import Lifecycle
 from sandfleet_workers.node_identity import data_id
 from sandfleet_workers.pool import LanePool
 from sandfleet_workers.worker import LoopTick, NodeStep
+from tests.services import wait_until
 
 
 class Clock:
@@ -95,6 +98,32 @@ def test_a_node_that_cannot_open_gives_its_lease_back(store: MemoryStore, tmp_pa
     with pytest.raises(ConfigError, match="SANDFLEET_RUN_ROOT"):
         join(tmp_path, run_root=tmp_path / "file")
     assert [(view.alive, view.state) for view in store.nodes()] == [(False, NodeState.GONE)]
+    assert not any(thread.name == "sandfleet-lease" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_node_that_takes_long_to_open_keeps_its_lease(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: bool
+) -> None:
+    seen: list[bool] = []
+
+    def slow(lifecycle: Lifecycle) -> None:
+        if forgets:
+            store.__init__()  # type: ignore[misc]
+        lease = lifecycle._node.lease
+        first = lease._valid_until
+        wait_until(lambda: lease._valid_until > first, 10)
+        seen.append(store.nodes()[0].alive)
+        opened(lifecycle)
+
+    opened = Lifecycle.open
+    monkeypatch.setattr(Lifecycle, "open", slow)
+    node = join(tmp_path, lease_s=1.0).app.sandfleet_node
+    try:
+        assert seen == [True]
+        assert node.lease.upkeep
+    finally:
+        node.stop()
 
 
 def test_a_node_that_offers_what_it_cannot_run_takes_no_lease(store: MemoryStore, tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 from sandfleet import blobs
 from sandfleet.backends import Completion
+from sandfleet.config import INLINE_BYTES
 from sandfleet.errors import PayloadTooLarge, SandfleetError, StoreUnavailable
 from sandfleet.store.base import Route, Store, wants_errors_only
-from sandfleet.wire import OpMessage
+from sandfleet.wire import OpMessage, put_beside
 from sandfleet_workers.jobs import Job
 
 __all__ = ["Outbox", "Spent", "celery_result", "encode_reply", "shown_result", "spent_ms"]
@@ -30,21 +31,25 @@ _SENT_PER_TICK = 500
 _CELERY_RESULT_BYTES = 8 * 1024 * 1024
 
 
-def encode_reply(store: Store, completion: Completion, *, client: str, spent_ms: Spent) -> str:
-    """The reply JSON: ``{"ok", "content"?, "t"}`` or ``{"error", "t"}``; too big values become blobs.
+def encode_reply(store: Store, completion: Completion, message: OpMessage, *, spent_ms: Spent) -> str:
+    """The reply JSON: ``{"ok", "content"?, "beside"?, "t"}`` or ``{"error", "t"}``; too big values become blobs, and
+    big output is the content where the client understands that.
 
     Raises:
         ByteBudgetExceeded: The client or the fleet has too many bytes in flight.
     """
     reply: dict[str, Any] = {"t": spent_ms}
+    client, value, content = message.reply_to, completion.value, completion.content
     if completion.error is not None:
         reply["error"] = completion.error.to_wire()
     elif wants_errors_only(client):
         reply["ok"] = None  # a plain Celery caller: its result goes to the result backend
     else:
-        reply["ok"] = blobs.pack_json(store, completion.value, client=client, ttl_s=_BLOBS_KEPT_S)
-        if completion.content is not None:
-            reply["content"] = blobs.pack_bytes(store, completion.content, client=client, ttl_s=_BLOBS_KEPT_S)
+        if message.beside and content is None and (moved := put_beside(value, INLINE_BYTES)) is not None:
+            value, reply["beside"], content = moved
+        reply["ok"] = blobs.pack_json(store, value, client=client, ttl_s=_BLOBS_KEPT_S)
+        if content is not None:
+            reply["content"] = blobs.pack_bytes(store, content, client=client, ttl_s=_BLOBS_KEPT_S)
     return json.dumps(reply, separators=(",", ":"))
 
 

@@ -34,6 +34,8 @@ __all__ = ["Blank", "BlankPool", "new_slot"]
 log = logging.getLogger("sandfleet.node")
 
 _STARTERS = 2
+_STARTED_WITHIN_S = 5.0
+_ENDING_AT_ONCE = 8
 #: A start that takes longer than this (an image is pulled) has lost its place and is undone.
 _START_WITHIN_S = 120.0
 #: For how long a creation counts as demand for its kind, and how many kinds are remembered.
@@ -91,11 +93,14 @@ class BlankPool:
         self._lock = threading.Lock()
         self._ready: dict[str, Blank] = {}
         self._starting: dict[str, str] = {}
+        self._threads: set[threading.Thread] = set()
         self._kinds: dict[str, _Kind] = {}
         self._default = ""
-        self._starters: ThreadPoolExecutor | None = None
+        self._open = False
         self._pause_s, self._not_before = _FIRST_PAUSE_S, 0.0
         self._compared_at = monotonic()
+        #: In the pool no more, and could not be ended.
+        self._stuck: dict[str, Blank] = {}
         #: Ready ones that the last comparison did not find in the store.
         self._unknown: frozenset[str] = frozenset()
         #: The store lost its data and is to be told anew.
@@ -118,26 +123,27 @@ class BlankPool:
         spec = replace(wanted_spec(settings), backend=name)
         self._default = backends[name].digest(spec)
         self._kinds[self._default] = _Kind(spec, backends[name])
-        self._starters = ThreadPoolExecutor(_STARTERS, thread_name_prefix="sandfleet-blank")
+        self._open = True
 
     @property
     def on(self) -> bool:
         """Whether this node keeps blank sandboxes."""
-        return self._starters is not None
+        return self._open
 
     def close(self) -> None:
-        """End them all, and what is being started."""
-        starters, self._starters = self._starters, None
-        if starters is not None:
-            starters.shutdown(cancel_futures=True)
-        for blank in self._take_all():
-            self._remove(blank)
-
-    def _take_all(self) -> list[Blank]:
+        """End them all, and what is being started. A start that is stuck is left to its backend's end."""
         with self._lock:
-            blanks = list(self._ready.values())
+            self._open = False
+            starters = list(self._threads)
+        until = monotonic() + _STARTED_WITHIN_S
+        for starter in starters:
+            starter.join(max(0.0, until - monotonic()))
+        with self._lock:
+            blanks = [*self._ready.values(), *self._stuck.values()]
             self._ready.clear()
-            return blanks
+            self._stuck.clear()
+        with ThreadPoolExecutor(_ENDING_AT_ONCE, thread_name_prefix="sandfleet-ending") as enders:
+            enders.map(self._remove, blanks)
 
     # --- giving them away --------------------------------------------------------------------
 
@@ -169,6 +175,9 @@ class BlankPool:
         if not self.on or Capability.BLANKS not in backend.capabilities:
             return
         with self._lock:
+            default = self._kinds[self._default]
+            if kind != self._default and (spec.digest, backend) == (default.spec.digest, default.backend):
+                self._now_called(self._default, kind)
             known = self._kinds.get(kind)
             if known is None:
                 known = self._kinds[kind] = _Kind(spec, backend)
@@ -179,6 +188,16 @@ class BlankPool:
             if len(self._kinds) > _KINDS:
                 oldest = min((k for k in self._kinds if k != self._default), key=lambda k: self._kinds[k].wanted_at[-1])
                 del self._kinds[oldest]
+
+    def _now_called(self, before: str, kind: str) -> None:
+        """What is asked for the same way is another kind by now: its image was pulled, or is a newer one."""
+        known = self._kinds.pop(before, None)
+        if known is not None:
+            other = self._kinds.setdefault(kind, known)
+            if other is not known:
+                other.wanted_at = sorted(other.wanted_at + known.wanted_at)
+        if before == self._default:
+            self._default = kind
 
     def discard(self, blank: Blank) -> None:
         """One that was taken and cannot be used after all: end it."""
@@ -202,14 +221,14 @@ class BlankPool:
 
     def tick(self) -> None:
         """Start and end what is due; from the lease's thread, about once a second."""
-        starters = self._starters
-        if starters is None or self._node.draining:
+        if not self._open or self._node.draining:
             return
         now = monotonic()
         if self.to_tell_again:
             self._tell_all_again()
         if now - self._compared_at >= _COMPARE_EVERY_S:
             self._compared_at = now
+            self._end_stuck()
             self._compare()
         if self._node.lease.state is not NodeState.READY or now < self._not_before:
             return
@@ -222,7 +241,7 @@ class BlankPool:
                 self._tell_gone(slot)
                 self._node.pool.run_slow(functools.partial(self._remove, blank))
         for kind in plan.start[: _STARTERS - len(self._starting)]:
-            if not self._begin(kind, starters):
+            if not self._begin(kind):
                 return
 
     def _plan(self, now: float) -> BlankPlan:
@@ -242,7 +261,7 @@ class BlankPool:
         targets = blank_targets(demand, default=self._default, size=settings.blank_pool)
         return blank_plan(targets, ready=ready, starting=starting, outdated=outdated)
 
-    def _begin(self, kind: str, starters: ThreadPoolExecutor) -> bool:
+    def _begin(self, kind: str) -> bool:
         """Have one started, if there is a place for it."""
         node, slot = self._node, new_slot()
         with self._lock:
@@ -255,13 +274,19 @@ class BlankPool:
             reserve_free=node.settings.reserve_free,
         ):
             return False
+        # A thread that nobody has to wait for: an image that is pulled for minutes does not keep the node from ending.
+        blank = Blank(slot, kind, known.spec, known.backend)
+        starter = threading.Thread(target=self._start, args=(blank,), name=f"sandfleet-blank-{slot}", daemon=True)
         with self._lock:
+            if not self._open:
+                return False
             self._starting[slot] = kind
-        starters.submit(self._start, Blank(slot, kind, known.spec, known.backend))
+            self._threads.add(starter)
+            starter.start()
         return True
 
     def _start(self, blank: Blank) -> None:
-        """Start one (on a starter's thread) and offer it."""
+        """Start one (on a thread of its own) and offer it."""
         node, slot, began = self._node, blank.slot, monotonic()
         try:
             directory = self._dirs.make_slot(slot)
@@ -275,6 +300,10 @@ class BlankPool:
                 mounts=(*self._mounts, (directory / "acp-workspace", ACP_WORKSPACE, True)),
             )
             blank.backend.create(plan)
+            if (kind := blank.backend.digest(blank.spec)) != blank.kind:
+                with self._lock:
+                    self._now_called(blank.kind, kind)
+                blank.kind = kind
             # Here before there: a creation that names it must find it.
             with self._lock:
                 self._ready[slot] = blank
@@ -289,7 +318,8 @@ class BlankPool:
         finally:
             with self._lock:
                 self._starting.pop(slot, None)
-            if self._starters is None:
+                self._threads.discard(threading.current_thread())
+            if not self._open:
                 self._withdraw(slot, "the node is closing")
 
     def _failed(self, blank: Blank, exc: Exception) -> None:
@@ -302,6 +332,7 @@ class BlankPool:
         self._remove(blank)
 
     def _withdraw(self, slot: str, reason: str) -> None:
+        """Out of the pool with it, if it still is there; may wait for the engine."""
         with self._lock:
             blank = self._ready.pop(slot, None)
         if blank is not None:
@@ -311,14 +342,22 @@ class BlankPool:
     # --- the store's side --------------------------------------------------------------------
 
     def _remove(self, blank: Blank) -> None:
-        """End one that is in the pool no more, then free its place. Never raises."""
+        """End one that is in the pool no more, then free its place. Never raises; may wait for the engine."""
         try:
             blank.backend.destroy(blank.slot)
             self._dirs.remove_slot(blank.slot)
         except (SandfleetError, OSError) as exc:
-            # The reconciler finds what is left.
+            # Its backend holds it still, so it is nobody's leftover.
             log.warning("blank.not_removed", extra={"slot": blank.slot, "error": str(exc)})
+            with self._lock:
+                self._stuck[blank.slot] = blank
         self._tell_gone(blank.slot)
+
+    def _end_stuck(self) -> None:
+        with self._lock:
+            stuck, self._stuck = self._stuck, {}
+        for blank in stuck.values():
+            self._node.pool.run_slow(functools.partial(self._remove, blank))
 
     def _tell_gone(self, slot: str) -> None:
         try:
@@ -347,5 +386,6 @@ class BlankPool:
             self._tell_gone(slot)
         unknown = (before & ready) - there
         for slot in unknown & self._unknown:
-            self._withdraw(slot, "its place was given away and nobody came for it")
+            reason = "its place was given away and nobody came for it"
+            node.pool.run_slow(functools.partial(self._withdraw, slot, reason))
         self._unknown = frozenset(unknown)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["Channel", "Owner"]
 
 _RECV = 256 * 1024
-_SEND = 256 * 1024
+#: Less than half of a socket's send buffer, or the kernel cuts a piece into two and sleeps between them.
+_SEND = 128 * 1024
 _HELLO_CAP = 16 * 1024
 
 

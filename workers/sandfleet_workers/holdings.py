@@ -17,7 +17,10 @@ __all__ = ["Carry", "Held"]
 
 @dataclass(slots=True)
 class Held:
-    """A sandbox this node holds; ``made_at`` is of the monotonic clock, ``slot`` names the one it was claimed from."""
+    """A sandbox this node holds; ``made_at`` is of the monotonic clock, ``slot`` names the one it was claimed from.
+
+    ``stuck``: it was to be ended and could not be. It is held until another try succeeds.
+    """
 
     route: Route
     identity: Identity
@@ -25,6 +28,7 @@ class Held:
     backend: SandboxBackend
     connection: Connection
     stopping: bool = False
+    stuck: bool = False
     slot: str | None = None
     made_at: float = field(default_factory=time.monotonic)
 

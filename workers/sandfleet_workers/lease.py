@@ -38,6 +38,7 @@ class Lease:
     Attributes:
         reconnecting: The consumer is on its way to the broker; set by Celery's bootsteps.
         renewals: How many renewals found the node in the registry so far.
+        upkeep: There is a node to keep up: ``on_tick`` and ``on_forgotten`` are called.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Lease:
         self.state = NodeState.READY
         self.reconnecting = False
         self.renewals = 0
+        self.upkeep = True
 
     def announce(self, *, again: bool = False) -> None:
         """Take the lease, or with ``again`` tell a store that forgot it.
@@ -76,8 +78,9 @@ class Lease:
         self._learn(self._store.announce(self._record, lease_s=self._lease_s, again=again))
         self._valid_until = asked_at + self._lease_s
 
-    def start(self) -> None:
-        """Begin to renew."""
+    def start(self, *, with_upkeep: bool = True) -> None:
+        """Begin to renew, ``with_upkeep`` or at first without."""
+        self.upkeep = with_upkeep
         self._thread.start()
 
     def stop(self) -> None:
@@ -112,7 +115,7 @@ class Lease:
                     self._renew()
                 else:
                     log.warning("lease.loop_silent", extra={"node_id": self._record.node_id})
-                if self.holds():
+                if self.upkeep and self.holds():
                     self._on_tick(self.now_ms())
             except LeaseLost as exc:
                 self._valid_until = 0.0
@@ -133,7 +136,8 @@ class Lease:
         self._learn(answer.now_ms)
         self.state = answer.state
         if not answer.known:
-            self._on_forgotten()
+            if self.upkeep:
+                self._on_forgotten()
             self.announce(again=True)
             log.warning("node.reannounced", extra={"node_id": self._record.node_id})
             return

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from sandfleet.backends import SandboxBackend
@@ -27,6 +28,9 @@ __all__ = ["Leftovers"]
 log = logging.getLogger("sandfleet.node")
 
 _EVERY_S = 60.0
+_REMOVING_AT_ONCE = 4
+#: (backend, node, name)
+_Key = tuple[str, str, str]
 
 
 def monotonic() -> float:
@@ -43,18 +47,18 @@ class Leftovers:
         self._backends = backends
         self._next_at = monotonic() + _EVERY_S
         self._busy = threading.Lock()
-        #: (backend, node, name) → since when it was seen without an owner.
-        self._seen: dict[tuple[str, str, str], float] = {}
+        #: Since when each was seen without an owner.
+        self._seen: dict[_Key, float] = {}
 
     def remove_own(self) -> None:
         """Remove what an earlier run of this node left. What cannot be removed now is tried again within a minute."""
-        for backend in self._backends.values():
+        node_id, keys = self._node.node_id, list[_Key]()
+        for backend_name, backend in self._backends.items():
             try:
-                for name in backend.leftovers().get(self._node.node_id, ()):
-                    log.warning("leftover.removed", extra={"name_of_it": name, "of_node": self._node.node_id})
-                    backend.remove_leftover(name)
+                keys += [(backend_name, node_id, name) for name in backend.leftovers().get(node_id, ())]
             except SandfleetError as exc:
-                log.warning("leftover.not_removed", extra={"backend": backend.name, "error": str(exc)})
+                log.warning("leftovers.not_listed", extra={"backend": backend_name, "error": str(exc)})
+        self._remove(keys)
 
     def tick(self) -> None:
         """Have a look taken if one is due; from the lease's thread."""
@@ -100,24 +104,36 @@ class Leftovers:
             # Silent for less than a lease: look again when it would be one.
             self._next_at = min(self._next_at, now + lease_s + 1.0)
 
-    def _take_over(self, node_id: str, keys: list[tuple[str, str, str]]) -> None:
+    def _take_over(self, node_id: str, keys: list[_Key]) -> None:
         try:
-            held = hold_node_id(self._dirs.data_root, node_id)
+            held = hold_node_id(self._dirs.data_root, node_id, clearing=True)
         except (NodeIdInUse, SandfleetError):
             return  # it lives, whatever Redis says
         try:
             # It may have come and gone, or come back elsewhere, since the list was read.
             if any(view.alive for view in self._node.store.nodes() if view.node_id == node_id):
                 return
-            self._remove(keys)
+            if not self._remove(keys):
+                return  # what runs still uses the directories
             SandboxDirs(self._dirs.data_root, node_id).recover()
             run_dir = self._node.lifecycle.run_dir
             local_dirs.remove_tree(run_dir.with_name(f"{node_id}-{self._node.lifecycle.data_id[:8]}"))
         finally:
             held.release()
 
-    def _remove(self, keys: list[tuple[str, str, str]]) -> None:
-        for backend, node_id, name in keys:
+    def _remove(self, keys: list[_Key]) -> bool:
+        """Remove these, several at once; True if all are gone. One that stays keeps none of the others."""
+        with ThreadPoolExecutor(_REMOVING_AT_ONCE, thread_name_prefix="sandfleet-leftover") as removers:
+            return all(list(removers.map(self._remove_one, keys)))
+
+    def _remove_one(self, key: _Key) -> bool:
+        backend, node_id, name = key
+        extra = {"name_of_it": name, "of_node": node_id}
+        try:
             self._backends[backend].remove_leftover(name)
-            self._seen.pop((backend, node_id, name), None)
-            log.warning("leftover.removed", extra={"name_of_it": name, "of_node": node_id})
+        except SandfleetError as exc:
+            log.warning("leftover.not_removed", extra={**extra, "error": str(exc)})
+            return False
+        self._seen.pop(key, None)
+        log.warning("leftover.removed", extra=extra)
+        return True

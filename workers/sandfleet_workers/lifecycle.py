@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandfleet.backends import Completion, SandboxBackend, SandboxPlan
-from sandfleet.errors import Busy, ConfigError, InternalError, NotStarted, SandfleetError, StartFailed, StoreUnavailable
+from sandfleet.errors import Busy, ConfigError, NotStarted, SandfleetError, StartFailed, StoreUnavailable
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState, SandboxSpec
 from sandfleet.store.base import Route
-from sandfleet.trees import remove_tree
 from sandfleet.wire import OpMessage
 from sandfleet_workers.backends import load_backend, local_dirs
 from sandfleet_workers.backends.mounts import ACP_WORKSPACE, PlannedMount, acp_directory, node_mounts
@@ -23,7 +22,7 @@ from sandfleet_workers.blanks import Blank, BlankPool
 from sandfleet_workers.cordoning import FailureRow
 from sandfleet_workers.holdings import Held
 from sandfleet_workers.leftovers import Leftovers
-from sandfleet_workers.sandbox_dirs import SandboxDirs, thread_directory
+from sandfleet_workers.sandbox_dirs import SandboxDirs
 from sandfleet_workers.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -273,7 +272,7 @@ class Lifecycle:
             held.stopping = True
         self.end(route)
         if message.args.get("delete_data") is True:
-            _remove_data(thread_directory(self.dirs.data_root, message.identity).parent)
+            self.dirs.remove_data(message.identity)
         node.store.stopped(route)
         return {}
 
@@ -284,26 +283,35 @@ class Lifecycle:
 
         Raises:
             Busy: It does not end.
+            SandfleetError: It could not be ended now. It is held still, and `Upkeep` tries again.
         """
-        held = self._take(route)
-        if held is None:
+        while not isinstance(held := self._take(route), Held):
+            if held is None:
+                return
             self._wait_until_gone(route.sandbox_id)
-            return
+        kept: Held | None = held
         try:
             held.connection.close()
             held.backend.destroy(route.sandbox_id)
             if held.slot is not None:
                 self.dirs.remove_slot(held.slot)
+            kept = None
         finally:
             with self._lock:
+                if kept is not None:
+                    # It may live: forgotten, it would run for nobody, and its thread would get another one beside it.
+                    kept.stopping = kept.stuck = True
+                    self._node.held.setdefault(route.sandbox_id, kept)
                 self._ending.pop(route).set()
 
-    def _take(self, route: Route) -> Held | None:
-        """Out of what is held and into what is being ended: from here on one thread ends it."""
+    def _take(self, route: Route) -> Held | threading.Event | None:
+        """Out of what is held and into what is being ended: from here on one thread ends it. None when nothing of that
+        id is left to end, an event when somebody is about it."""
         with self._lock:
             held = self._node.held.get(route.sandbox_id)
             if held is None or held.route != route:
-                return None
+                ending = (gone for other, gone in self._ending.items() if other.sandbox_id == route.sandbox_id)
+                return next(ending, None)
             del self._node.held[route.sandbox_id]
             self._ending[route] = threading.Event()
             return held
@@ -378,21 +386,12 @@ class Lifecycle:
     def _close_one(self, held: Held) -> None:
         node, sandbox_id = self._node, held.route.sandbox_id
         try:
+            # First this: from the moment it is known to be lost, its thread may get another one on the same files.
+            self.end(held.route)
+        except (SandfleetError, OSError) as exc:
+            log.warning("sandbox.end_failed", extra={"sandbox_id": sandbox_id, "error": str(exc)})
+        try:
             if not node.fenced:
                 node.store.lost(held.route, reason="its node was stopped")
         except StoreUnavailable as exc:
             log.warning("sandbox.end_not_recorded", extra={"sandbox_id": sandbox_id, "error": str(exc)})
-        try:
-            self.end(held.route)
-        except (SandfleetError, OSError) as exc:
-            log.warning("sandbox.end_failed", extra={"sandbox_id": sandbox_id, "error": str(exc)})
-
-
-def _remove_data(path: Path) -> None:
-    """Remove a thread's directory; what the sandbox planted in it (links, odd names) is removed, never followed."""
-    if path.is_symlink():
-        return
-    try:
-        remove_tree(path)
-    except OSError as exc:
-        raise InternalError(f"the thread's data cannot be removed whole: {exc.strerror}", reason="data_left") from exc

@@ -325,11 +325,11 @@ class Node:
             if error is None:
                 job.result = celery_result(completion, shown_only=job.request.ignore_result)
                 job.shown = shown_result(completion)
-            payload = encode_reply(self.store, completion, client=message.reply_to, spent_ms=spent)
+            payload = encode_reply(self.store, completion, message, spent_ms=spent)
         except SandfleetError as exc:
             error = self._untold(job, carry, exc)
             failed = Completion(error=error)
-            payload = encode_reply(self.store, failed, client=message.reply_to, spent_ms=spent)
+            payload = encode_reply(self.store, failed, message, spent_ms=spent)
         if error is not None:
             job.failure = OperationFailed(json.dumps(error.to_wire()))
             if message.kind == "node.create":

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import socket
+import time
 from pathlib import Path
 
 from sandfleet.errors import ConfigError, NodeIdInUse
@@ -15,6 +16,8 @@ from sandfleet.ids import check_node_id, new_op_id
 __all__ = ["HeldNodeId", "data_id", "hold_node_id"]
 
 _MAX_NODES_PER_ROOT = 1000
+_CLEARING = "clearing up: "
+_CLEARED_WITHIN_S, _TOLD_WITHIN_S, _LOOK_S = 120.0, 0.5, 0.05
 
 
 class HeldNodeId:
@@ -32,10 +35,16 @@ class HeldNodeId:
             self._fd = -1
 
 
-def hold_node_id(data_root: Path, wanted: str | None) -> HeldNodeId:
+def hold_node_id(data_root: Path, wanted: str | None, *, clearing: bool = False) -> HeldNodeId:
     """Take ``wanted``, or the first free ``<host>-<n>`` of this data root.
 
-    So ``--scale worker=N`` on one volume gives N distinct nodes without anybody counting.
+    So ``--scale worker=N`` on one volume gives N distinct nodes without anybody counting. An id whose holder is
+    ``clearing`` is waited for.
+
+    Args:
+        data_root: Where ids are held.
+        wanted: The id, if any.
+        clearing: It is taken to remove what its dead node left, for a moment only, and the node may come back.
 
     Raises:
         NodeIdInUse: Another live process on this data root holds ``wanted``.
@@ -53,19 +62,33 @@ def hold_node_id(data_root: Path, wanted: str | None) -> HeldNodeId:
                 "set SANDFLEET_DATA_ROOT to a directory this user may write",
                 key="data_root",
             ) from exc
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(fd, patient=bool(wanted) and not clearing):
             os.close(fd)
             continue
         os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
+        os.pwrite(fd, f"{_CLEARING if clearing else ''}{os.getpid()}\n".encode(), 0)
         return HeldNodeId(name, directory, fd)
     raise NodeIdInUse(
         f"node id {wanted or names[0]} is held by another process on {data_root}; "
         "choose another --node-id or --data-root, or end that one",
         node_id=wanted or names[0],
     )
+
+
+def _locked(fd: int, *, patient: bool) -> bool:
+    """Take the lock; a ``patient`` caller waits for one who clears up."""
+    began = time.monotonic()
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            waited_s = time.monotonic() - began
+            # Whoever took the lock this very moment has not said yet what for.
+            clears = os.pread(fd, 100, 0).startswith(_CLEARING.encode())
+            if not patient or waited_s > (_CLEARED_WITHIN_S if clears else _TOLD_WITHIN_S):
+                return False
+            time.sleep(_LOOK_S)
 
 
 def data_id(data_root: Path) -> str:

@@ -5,8 +5,9 @@ counts and limits what carries it. The number of a thread is kept where it belon
 there is no list of them that could be lost. That directory does not hand it on, since a file system refuses to rename
 anything into a directory that does when it carries another number, and slots come with none; what is in it does.
 
-The owner of a file may change its number, except in a user namespace of its own. A sandbox is held to its limit only
-if it has one, or cannot call ``FS_IOC_FSSETXATTR`` (a seccomp rule).
+The owner of a file may change its number, except in a user namespace of its own. The seccomp filter of sandboxes
+(`sandfleet_workers.backends.seccomp`) refuses that; those without sandboxd (images without Python, AIO) have none, and
+what they move out counts again from the next time their thread's limits are applied.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sandfleet.errors import SandfleetError, StartFailed
+from sandfleet.errors import InternalError, SandfleetError, StartFailed
 from sandfleet.ids import Identity
+from sandfleet.trees import remove_tree
 from sandfleet_workers.journal import Journal
 from sandfleet_workers.quota import Quotas
 from sandfleet_workers.slots import Slots, rename_problem, settle
@@ -65,6 +66,21 @@ class SandboxDirs:
             raise StartFailed(f"the thread's directory cannot be made: {exc.strerror}", reason=reason) from exc
         self._limit(path.parent)
         return path
+
+    def remove_data(self, identity: Identity) -> None:
+        """Remove all that a thread has; what its sandbox planted there (links, odd names) goes too, never followed.
+
+        Raises:
+            InternalError: ``reason`` data_left: something is still there.
+        """
+        path = thread_directory(self.data_root, identity).parent
+        if path.is_symlink():
+            return
+        try:
+            remove_tree(path)
+        except OSError as exc:
+            problem = f"the thread's data cannot be removed whole: {exc.strerror}"
+            raise InternalError(problem, reason="data_left") from exc
 
     def _limit(self, thread_dir: Path) -> None:
         if self._quotas is not None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sandfleet.errors import LeaseLost, NotStarted
+from sandfleet.errors import LeaseLost, NotStarted, SandfleetError
 from sandfleet.model import NodeState, SandboxInfo
 from sandfleet.store.base import OpView, Route
 from sandfleet.wire import node_queue
@@ -58,8 +58,8 @@ class Upkeep:
         #: What the last comparison found the registry not to know, and how many renewals there had been by then.
         self._disowned: dict[str, tuple[Route, int]] = {}
         self.to_readopt = False
-        #: This node cordoned itself because its disk is nearly full.
-        self._no_space = False
+        #: Why this node cordoned itself, if it did so because its disk is nearly full.
+        self._no_space = ""
 
     def forgotten(self) -> None:
         """The store lost its data: with the next tick it is told what this node holds."""
@@ -125,14 +125,15 @@ class Upkeep:
         if free < floor and not self._no_space and node.lease.state is NodeState.READY:
             reason = f"{free >> 20} MiB are free at its data root, less than min_free_bytes ({floor >> 20} MiB)"
             log.error("node.cordoned_itself", extra={"node_id": node.node_id, "reason": reason})
-            self._no_space = node.store.set_node_state(
-                node.node_id, NodeState.CORDONED, incarnation=node.incarnation, reason=reason
-            )
+            if node.store.set_node_state(node.node_id, NodeState.CORDONED, incarnation=node.incarnation, reason=reason):
+                self._no_space = reason
         elif self._no_space and (node.lease.state is not NodeState.CORDONED or free >= floor + _SPACE_AGAIN_BYTES):
-            self._no_space = False
-            if node.lease.state is NodeState.CORDONED:
+            why = next((view.reason for view in node.store.nodes() if view.node_id == node.node_id), "")
+            # Not if somebody else has closed it meanwhile, for a reason of their own.
+            if node.lease.state is NodeState.CORDONED and why == self._no_space:
                 log.warning("node.opened_itself", extra={"node_id": node.node_id, "free_bytes": free})
                 node.store.set_node_state(node.node_id, NodeState.READY, incarnation=node.incarnation)
+            self._no_space = ""
 
     # --- operations whose message got lost ---------------------------------------------------
 
@@ -192,11 +193,22 @@ class Upkeep:
         held.stopping = True
         self._node.pool.run_slow(functools.partial(self._lifecycle.end, held.route))
 
+    def _end_again(self, held: Held) -> None:
+        """What could not be ended, once more: the engine was away."""
+        try:
+            self._lifecycle.end_and_tell(held.route)
+        except SandfleetError as exc:
+            log.warning("sandbox.end_failed", extra={"sandbox_id": held.route.sandbox_id, "error": str(exc)})
+
     # --- comparing ---------------------------------------------------------------------------
 
     def _compare(self, now_ms: int) -> None:
         """Make what this node runs and what the registry says of it agree again."""
         node, before = self._node, dict(self._node.held)
+        for held in before.values():
+            if held.stuck:
+                held.stuck = False
+                node.pool.run_slow(functools.partial(self._end_again, held))
         infos = node.store.sandboxes(node_id=node.node_id)
         self._end_disowned(before, infos)
         long_ago = now_ms / 1000 - 2 * _LOST_AFTER_MS / 1000

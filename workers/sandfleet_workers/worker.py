@@ -105,6 +105,9 @@ class NodeStep(bootsteps.StartStopStep):
         # Before it takes anything: a node whose metrics cannot be served is told so at once.
         self.metrics = _serve_metrics(node) if settings.metrics_address else None
         _take_lease(node.lease, settings.lease_s)
+        node.lease.reconnecting = True  # the consumer is about to connect for the first time
+        # Images are pulled and leftovers removed meanwhile, which may take longer than a lease.
+        node.lease.start(with_upkeep=False)
         try:
             _take_over(node)
         except BaseException:
@@ -118,8 +121,7 @@ class NodeStep(bootsteps.StartStopStep):
             lifecycle_threads=settings.start_concurrency,
         )
         parent.app.sandfleet_node = self.node = node
-        node.lease.reconnecting = True  # the consumer is about to connect for the first time
-        node.lease.start()
+        node.lease.upkeep = True
         log.info("node.started", extra={"node_id": held.node_id, "incarnation": node.incarnation})
 
     def stop(self, parent: Any) -> None:
@@ -176,6 +178,7 @@ def _take_over(node: Node) -> None:
 
 
 def _give_lease_back(node: Node) -> None:
+    node.lease.stop()
     try:
         node.store.set_node_state(node.node_id, NodeState.GONE, incarnation=node.incarnation)
     except SandfleetError as exc:

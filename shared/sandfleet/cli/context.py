@@ -69,9 +69,9 @@ class Cli:
         found = {name: Found(value, _RUNNING, name) for name, value in taken.items()}
         return dataclasses.replace(loaded, found={**loaded.found, **found})
 
-    def named_redis(self) -> str | None:
+    def named_redis(self, **given: Any) -> str | None:
         """The Redis that an option, a variable or the file names; None when none of them does."""
-        loaded = load_settings(redis_url=self.redis_url)
+        loaded = load_settings(**{"redis_url": self.redis_url, **given})
         return loaded.settings.redis_url if "redis_url" in loaded.found else None
 
     @contextmanager

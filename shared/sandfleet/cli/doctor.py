@@ -149,7 +149,7 @@ def _data_root(path: Path, min_free_bytes: int) -> Finding:
     found = f"{path}, {free / 1024**3:.1f} GiB free"
     if free < min_free_bytes:
         advice = (
-            f"free some space: below {min_free_bytes / 1024**3:.2g} GiB (node.min_free_bytes) a node takes nothing new"
+            f"free some space: below {round(min_free_bytes / 1024**3, 2):g} GiB (node.min_free_bytes) a node takes nothing new"
         )
         return Finding("data root", "fail", found, advice)
     if free < _FREE_BYTES:

@@ -19,6 +19,7 @@ from sandfleet.cli.output import note
 from sandfleet.cli.running import Announcement
 from sandfleet.config import Settings
 from sandfleet.connection import redacted
+from sandfleet.errors import ConfigError
 from sandfleet.flower import DEFAULT_PORT, check_flower, new_password
 from sandfleet.installed_backends import backend_class
 from sandfleet.stack import Stack, child_environ
@@ -144,7 +145,8 @@ def _become(package: str, settings: Settings, arguments: list[str]) -> NoReturn:
 
 def _up(cli: Cli, nodes: int, durable: bool, flower_port: int | None, given: dict[str, Any]) -> int:
     settings = Settings.load(redis_url=cli.redis_url, prefix=cli.prefix, **given)
-    redis_url = cli.named_redis()
+    _check_backends(settings)
+    redis_url = cli.named_redis(**given)
     prefix = "node" if redis_url is None else _host()
     announcement = Announcement(settings.run_root)
     try:
@@ -178,6 +180,21 @@ def _up(cli: Cli, nodes: int, durable: bool, flower_port: int | None, given: dic
                 stack.stop()
     finally:
         announcement.close()
+
+
+def _check_backends(settings: Settings) -> None:
+    """Look before anything is started: nodes would end one after the other and tell it in their logs.
+
+    Raises:
+        ConfigError: A backend cannot run here; the message says what to do.
+    """
+    for name in settings.offered:
+        kind = backend_class(name)
+        problems = list(kind.check())
+        found = [] if problems else kind.examine(settings)
+        problems += [f"{each.found}: {each.advice}" for each in found if each.status == "fail" and not each.ready]
+        if problems:
+            raise ConfigError(f"sandboxes of the backend {name} cannot run here: {problems[0]}", key="sandbox.backend")
 
 
 def _host() -> str:

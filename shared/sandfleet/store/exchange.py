@@ -50,7 +50,7 @@ class Exchange(ABC):
         """
 
     @abstractmethod
-    def blob_put(self, blob_id: str, index: int, chunk: bytes) -> None:
+    def blob_put(self, blob_id: str, index: int, chunk: bytes | memoryview) -> None:
         """Store chunk ``index`` with the expiry given at begin (which must have been called)."""
 
     @abstractmethod

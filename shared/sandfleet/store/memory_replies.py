@@ -74,7 +74,7 @@ class MemoryReplies(MemorySteps, Store):
                     )
             self._blobs[blob_id] = (client, size, now + ms_of(ttl_s))
 
-    def blob_put(self, blob_id: str, index: int, chunk: bytes) -> None:
+    def blob_put(self, blob_id: str, index: int, chunk: bytes | memoryview) -> None:
         with self._lock:
             if not self._blob_lives(blob_id):
                 raise InvalidArgument(f"blob {blob_id[:80]} was not begun or has expired")

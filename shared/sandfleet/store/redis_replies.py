@@ -73,8 +73,8 @@ class RepliesMixin(Store):
                 limit_bytes=limit,
             )
 
-    def blob_put(self, blob_id: str, index: int, chunk: bytes) -> None:
-        if not self._link.run(_BLOB_PUT, blob_id, index, chunk):
+    def blob_put(self, blob_id: str, index: int, chunk: bytes | memoryview) -> None:
+        if not self._link.put(self._keys.chunk(blob_id, index), chunk, _BLOB_PUT, blob_id, index):
             raise InvalidArgument(f"blob {blob_id[:80]} was not begun or has expired")
 
     def blob_get(self, blob_id: str, index: int) -> bytes | None:

@@ -1,5 +1,5 @@
-"""A seccomp filter for local sandboxes, assembled by hand: system calls that nothing an agent runs needs and
-that kernel exploits start from. Pure.
+"""A seccomp filter for sandboxes, assembled by hand: system calls that nothing an agent runs needs and that kernel
+exploits start from, or that would lift a thread's quota. Pure.
 
 The classic BPF machine is small enough that a dependency would be longer than the program.
 """
@@ -14,7 +14,8 @@ __all__ = ["filter_program"]
 
 _LOAD, _JUMP_EQ, _JUMP_GE, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
-_NR, _ARCH = 0, 4
+#: Offsets in struct seccomp_data; of arguments the half that holds a 32-bit number.
+_NR, _ARCH, _FIRST, _SECOND = 0, 4, 16, 24
 _X32 = 0x40000000
 
 #: name: (x86_64, aarch64)
@@ -23,6 +24,7 @@ _DENIED = {
     "add_key": (248, 217),
     "bpf": (321, 280),
     "delete_module": (176, 106),
+    "file_setattr": (469, 469),
     "finit_module": (313, 273),
     "fsconfig": (431, 431),
     "fsmount": (432, 432),
@@ -53,6 +55,11 @@ _DENIED = {
     "userfaultfd": (323, 282),
 }
 _ARCHES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+_IOCTL = (16, 29)
+#: FS_IOC_FSSETXATTR and FS_IOC_SETFLAGS: the owner of a file could move it out of the thread's project.
+_DENIED_IOCTLS = (0x401C5820, 0x40086602)
+#: For other processes than the caller: whoever has its uid could end process 1 by its limits, or blind it.
+_PRLIMIT = (302, 261)
 
 
 def filter_program(machine: str | None = None) -> bytes | None:
@@ -65,19 +72,48 @@ def filter_program(machine: str | None = None) -> bytes | None:
     if known is None:
         return None
     arch, column = known
-    numbers = sorted(pair[column] for pair in _DENIED.values())
-    program = [
-        _op(_LOAD, 0, 0, _ARCH),
-        _op(_JUMP_EQ, 1, 0, arch),
-        _op(_RETURN, 0, 0, _KILL),
-        _op(_LOAD, 0, 0, _NR),
-        _op(_JUMP_GE, len(numbers) + 1, 0, _X32),
+    lines: list[_Line] = [
+        (_LOAD, "", "", _ARCH),
+        (_JUMP_EQ, "", "kill", arch),
+        (_LOAD, "", "", _NR),
+        (_JUMP_GE, "refuse", "", _X32),
+        *((_JUMP_EQ, "refuse", "", number) for number in sorted(pair[column] for pair in _DENIED.values())),
+        (_JUMP_EQ, "ioctl", "", _IOCTL[column]),
+        (_JUMP_EQ, "prlimit", "allow", _PRLIMIT[column]),
+        "ioctl",
+        (_LOAD, "", "", _SECOND),
+        *((_JUMP_EQ, "refuse", "", request) for request in _DENIED_IOCTLS),
+        (_JUMP_EQ, "allow", "allow", 0),
+        "prlimit",
+        (_LOAD, "", "", _FIRST),
+        (_JUMP_EQ, "allow", "refuse", 0),
+        "allow",
+        (_RETURN, "", "", _ALLOW),
+        "refuse",
+        (_RETURN, "", "", _ERRNO | errno.EPERM),
+        "kill",
+        (_RETURN, "", "", _KILL),
     ]
-    # Each comparison jumps over those after it, over the two lines that follow them, to the refusal.
-    program += [_op(_JUMP_EQ, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]
-    program += [_op(_RETURN, 0, 0, _ALLOW), _op(_RETURN, 0, 0, _ERRNO | errno.EPERM)]
-    return b"".join(program)
+    return _assembled(lines)
 
 
-def _op(code: int, jump_true: int, jump_false: int, value: int) -> bytes:
-    return struct.pack("=HBBI", code, jump_true, jump_false, value)
+#: A label, or: operation, label to go to if it holds, label if not (empty: the next line), value.
+_Line = str | tuple[int, str, str, int]
+
+
+def _assembled(lines: list[_Line]) -> bytes:
+    places: dict[str, int] = {}
+    code: list[tuple[int, str, str, int]] = []
+    for line in lines:
+        if isinstance(line, str):
+            places[line] = len(code)
+        else:
+            code.append(line)
+
+    def distance(at: int, label: str) -> int:
+        return places[label] - at - 1 if label else 0
+
+    return b"".join(
+        struct.pack("=HBBI", operation, distance(at, holds), distance(at, fails), value)
+        for at, (operation, holds, fails, value) in enumerate(code)
+    )

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from sandfleet.backends import Completion, Done, Operation
-from sandfleet.errors import Busy, Cancelled, NotStarted, UnknownOperation
+from sandfleet.errors import Busy, Cancelled, InternalError, NotStarted, UnknownOperation
 from sandfleet_workers.backends.aio import commands, files
 from sandfleet_workers.backends.aio.answers import RouteMissing
 from sandfleet_workers.backends.aio.shells import SHELL, Server
@@ -126,12 +126,16 @@ class AioConnection(EndpointConnection):
         return False
 
     def _ended(self, op: Operation, done: Done, lane: str | None) -> Done:
+        route = self._aio.server.route
+
         def ended(completion: Completion) -> None:
-            if isinstance(completion.error, RouteMissing):
-                # Nothing ran; the dialect knows now that this server has only the older route.
-                self._leave(lane)
-                self.start(op, done)
-                return
+            if isinstance(missing := completion.error, RouteMissing):
+                if self._aio.server.route is not route:
+                    # Nothing ran; the dialect knows now that this server has only the older route.
+                    self._leave(lane)
+                    self.start(op, done)
+                    return
+                completion = Completion(error=InternalError(f"{op.kind}: {missing}", reason="no_route"))
             done(completion)
             self._leave(lane)
             self._tidy()
@@ -147,6 +151,8 @@ class AioConnection(EndpointConnection):
                 del self._lanes[lane]
                 return
             op, done = waiting.popleft()
+            if op.kind == "execute_command":
+                self._commands.add(op.op_id)  # whoever cancels it now must not be told that there is none
         # Not from inside the end of the last one: a row of operations that fail at once would nest.
         self._waiter.call_soon(lambda: EndpointConnection.start(self, op, self._ended(op, done, lane)))
 

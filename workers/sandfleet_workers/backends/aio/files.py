@@ -118,7 +118,7 @@ def _fetch(
     size = _number(size_text.strip())
     if colon:
         try:
-            return size, base64.b64decode(coded, validate=True)
+            return size, base64.b64decode(coded, validate=True)[:length]
         except (binascii.Error, ValueError):
             raise BadReply("contents that are not base64") from None
     if size - offset > most:

@@ -48,6 +48,8 @@ log = logging.getLogger("sandfleet.node")
 
 _PROBE_S = 2.0
 _START_S = 30.0
+#: How long a node that is stopped waits for what it is starting, and then for that to fail.
+_STARTED_WITHIN_S = 5.0
 
 
 class DockerBackend(SandboxBackend):
@@ -69,9 +71,10 @@ class DockerBackend(SandboxBackend):
             raise ConfigError("containers need a node id for their labels", key="node_id")
         self._node_id = settings.node_id
         self._data_id = data_id(settings.data_root)
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         #: Names of containers that are being started.
         self._starting: set[str] = set()
+        self._closing = False
         self._waiter = waiter or shared_waiter()
         try:
             self._engine = Engine(container.docker_host, starts=settings.start_concurrency)
@@ -212,6 +215,7 @@ class DockerBackend(SandboxBackend):
         log.info("leftover.removed", extra={"container": name, "node": labels.get(LABEL_NODE, "")})
 
     def close(self) -> None:
+        self._end_starts()
         self._holding.close()
         if self._own_networks:
             with self._network_lock():
@@ -294,7 +298,9 @@ class DockerBackend(SandboxBackend):
 
     @contextmanager
     def _network_lock(self) -> Iterator[None]:
-        fd = os.open(self.settings.data_root / "nodes" / "networks.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self.settings.data_root / "nodes" / "networks.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
@@ -315,12 +321,30 @@ class DockerBackend(SandboxBackend):
         """The name of a container that is being started; meanwhile it is nobody's leftover."""
         name = f"{self._rules.container.container_prefix}-{self._data_id[:8]}-{self._node_id}-{slot}"
         with self._lock:
+            if self._closing:
+                raise StartFailed("the node is being stopped", reason="closing")
             self._starting.add(name)
         try:
             yield name
         finally:
             with self._lock:
                 self._starting.discard(name)
+                self._lock.notify_all()
+
+    def _end_starts(self) -> None:
+        """Nothing is started from now on; what is being started is held soon, or is made to fail."""
+        with self._lock:
+            self._closing = True
+            if self._lock.wait_for(lambda: not self._starting, _STARTED_WITHIN_S):
+                return
+            names = list(self._starting)
+        for name in names:
+            try:
+                self._engine.remove(name)
+            except StartFailed as exc:
+                log.warning("container.not_removed", extra={"container": name, "error": str(exc)})
+        with self._lock:
+            self._lock.wait_for(lambda: not self._starting, _STARTED_WITHIN_S)
 
     def _probe_image(self, probe: Probe, timeout_s: float) -> int | None:
         slot = secrets.token_hex(8)

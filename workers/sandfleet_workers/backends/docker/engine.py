@@ -71,7 +71,8 @@ class Engine:
         with self.calls("connect"):
             #: For whoever needs more of the API than is here.
             self.api = docker.APIClient(**self._given, timeout=int(timeout_s))
-            self._quick = docker.APIClient(**{**self._given, "version": self.api.api_version}, timeout=int(_QUICK_S))
+            #: The same, for whoever can do without an answer: it does not wait long.
+            self.quick_api = docker.APIClient(**{**self._given, "version": self.api.api_version}, timeout=int(_QUICK_S))
         self.facts = self._facts()
 
     @property
@@ -82,7 +83,7 @@ class Engine:
     def close(self) -> None:
         """Drop the sockets."""
         self.api.close()
-        self._quick.close()
+        self.quick_api.close()
 
     @contextmanager
     def calls(self, what: str, **facts: Any) -> Iterator[None]:
@@ -194,7 +195,7 @@ class Engine:
         Raises:
             StartFailed: The engine does not answer.
         """
-        api = self._quick if quickly else self.api
+        api = self.quick_api if quickly else self.api
         with self.calls("look at the container"):
             try:
                 found: dict[str, Any] = api.inspect_container(container)

@@ -23,6 +23,7 @@ from sandfleet.config import Settings
 from sandfleet.errors import StartFailed
 from sandfleet_workers.backends.docker.engine import TROUBLE, Engine
 from sandfleet_workers.backends.docker.engine_findings import judged
+from sandfleet_workers.backends.docker.failures import how_to_get
 from sandfleet_workers.backends.docker.host import in_a_container
 from sandfleet_workers.quota import quota_problem
 
@@ -32,7 +33,6 @@ __all__ = ["access", "examine", "host_path"]
 _ANSWER_S = 15
 _TOLD_CHARS = 200
 _MIB = 1024**2
-_OURS = ", or `make images` in a checkout of sandfleet"
 
 
 def examine(settings: Settings, image: str) -> list[Finding]:
@@ -74,7 +74,7 @@ def _image(engine: Engine, settings: Settings, image: str) -> Finding:
         size = f"{image}, {int(told.get('Size') or 0) / _MIB:.0f} MiB"
     if size and policy != "Always":
         return Finding("docker image", "ok", size)
-    pull = f"`docker pull {image}`, or `docker load` it" + _OURS * image.startswith("sandfleet/")
+    pull = how_to_get(image)
     if policy == "Never":
         return Finding("docker image", "fail", f"no {image}, and image_pull_policy is Never", pull, ready=False)
     problem = _not_to_be_had(engine, settings, image)

@@ -70,6 +70,9 @@ class RunningCommand:
         with self._lock:
             self.cancelled = True
             group = self._group
+            if self._began_at:
+                # Whoever is in there may have stopped what kills.
+                self._act_at = min(self._act_at, time.monotonic() + _END_S)
         self.runner.kill(group)
 
     def run(self) -> Completion:
@@ -157,8 +160,8 @@ class RunningCommand:
         with self._lock:
             self._began_at = time.monotonic()
             self._group = group
-            cancelled = self.cancelled
-        self._act_at = 0.0 if cancelled else self._began_at + (self.op.args.get("timeout_s") or _DAY_S)
+            limit_s = self.op.args.get("timeout_s") or _DAY_S
+            self._act_at = 0.0 if self.cancelled else self._began_at + limit_s
 
     def _until(self) -> float:
         return self._act_at

@@ -85,7 +85,16 @@ class ExecConnection(Connection):
             error = Busy(f"{_MOST_OPERATIONS} operations run in this sandbox already", retry_after_s=0.5)
             done(Completion(error=error))
             return
-        threading.Thread(target=self._run, args=(op, done), name="sandfleet-exec", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(op, done), name="sandfleet-exec", daemon=True).start()
+        except RuntimeError as exc:  # the machine has no thread left
+            self._over(op)
+            done(Completion(error=NotStarted(f"{op.kind} was not started: {exc}", reason="no_thread")))
+
+    def _over(self, op: Operation) -> None:
+        with self._lock:
+            self._running -= 1
+            self._commands.pop(op.op_id, None)
 
     def cancel(self, op_id: str) -> bool:
         batch = self._batches.get(op_id)
@@ -128,9 +137,7 @@ class ExecConnection(Connection):
             error = f"{op.kind} failed here: {type(exc).__name__}: {str(exc)[:200]}"
             effect = op.kind in OPS and OPS[op.kind].effect
             completion = Completion(error=(OutcomeUnknown if effect else InternalError)(error, reason="internal"))
-        with self._lock:
-            self._running -= 1
-            self._commands.pop(op.op_id, None)
+        self._over(op)
         done(completion)
 
     def _carry_out(self, op: Operation) -> Completion:

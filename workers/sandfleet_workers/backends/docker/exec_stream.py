@@ -26,6 +26,8 @@ __all__ = ["STDERR", "STDOUT", "End", "ExecFailed", "ExecGone", "ExecProcess", "
 STDOUT, STDERR = 1, 2
 _READ_BYTES = 256 * 1024
 _SEND_BYTES = 256 * 1024
+#: Reads of what a process says that has nothing to say.
+_MOST_LITTER = 64
 #: How often a deadline that somebody else may have moved is looked at.
 _TICK_S = 1.0
 _UNREACHABLE = (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError)
@@ -142,7 +144,7 @@ class ExecProcess:
                 return end
 
     def _receive(self, feed: Feed) -> End | None:
-        """Take all there is, which for TLS may be more than the descriptor tells of."""
+        """Take what is there, which for TLS may be more than the descriptor tells of."""
         while True:
             try:
                 data = self._socket.recv(_READ_BYTES)
@@ -154,7 +156,8 @@ class ExecProcess:
                 return End.CLOSED
             if self._frames.deliver(data, feed):
                 return End.ENOUGH
-            if not isinstance(self._socket, ssl.SSLSocket):
+            # No further than that: who writes faster than this reads must not keep us from the deadline.
+            if not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
                 return None
 
     def _send(self) -> None:
@@ -188,9 +191,10 @@ class ExecProcess:
         """Hand a few bytes to a process that is never pumped; false when it has ended."""
         with self._lock:
             try:
-                while self._socket.recv(_READ_BYTES):
-                    pass
-                return False
+                for _ in range(_MOST_LITTER):
+                    if not self._socket.recv(_READ_BYTES):
+                        break
+                return False  # it has ended, or somebody else writes in its name
             except (BlockingIOError, ssl.SSLWantReadError):
                 pass
             except (OSError, ValueError):

@@ -9,7 +9,7 @@ import requests
 
 from sandfleet.errors import StartFailed
 
-__all__ = ["away", "failure_of", "pull_failure"]
+__all__ = ["away", "failure_of", "how_to_get", "pull_failure"]
 
 _TOLD_CHARS = 500
 #: Words in the engine's answer, the reason they stand for and what to do; the first that fits counts.
@@ -31,7 +31,7 @@ _KNOWN = (
         "no_runtime",
         "install the runtime and name it in the engine's daemon.json",
     ),
-    (("setting rlimit", "rlimits"), "limits", "lower `nofile`: the engine may not raise it that far"),
+    (("setting rlimit", "rlimits"), "limits", "lower sandbox.nofile: the engine may not raise it that far"),
     (
         ("exec: ", "executable file not found", "no such file or directory: unknown"),
         "image_unusable",
@@ -84,7 +84,7 @@ def _refused(exc: docker.errors.APIError, what: str, facts: dict[str, Any]) -> S
     if exc.status_code == 409 and ("already in use" in low or ("name" in low and "conflict" in low)):
         return StartFailed(
             f"the Docker engine cannot {what}: another container has that name; remove it, or set "
-            f"container.container_prefix ({told})",
+            f"sandbox.container_prefix ({told})",
             reason="name_conflict",
             **facts,
         )
@@ -95,10 +95,16 @@ def _refused(exc: docker.errors.APIError, what: str, facts: dict[str, Any]) -> S
     return StartFailed(f"the Docker engine cannot {what}: {told}", reason="engine_error", **facts)
 
 
+def how_to_get(image: str) -> str:
+    """What to type for an image that is not there."""
+    ours = ", or `make images` in a checkout of sandfleet" if image.startswith("sandfleet/") else ""
+    return f"`docker pull {image}`, or `docker load` it{ours}"
+
+
 def no_image(image: str, told: str) -> StartFailed:
     """The image is not there and does not come."""
     return StartFailed(
-        f"the image {image} is not on this machine ({told}); `docker pull {image}` or `docker load` it",
+        f"the image {image} is not on this machine ({told}); {how_to_get(image)}",
         reason="no_image",
         image=image,
     )

@@ -42,6 +42,7 @@ class Images:
         self._credentials = _credentials(container.registry_config)
         self._lock = threading.Lock()
         self._pulling: dict[str, threading.Lock] = {}
+        self._looking = threading.Lock()
         #: Name → (id, when it was looked up, of the monotonic clock).
         self._known: dict[str, tuple[str, float]] = {}
 
@@ -67,30 +68,35 @@ class Images:
             return self._look(image) or self._missing(image)
 
     def id_of(self, image: str) -> str:
-        """The id of the image if the engine has it, else nothing. Asked of the engine every few seconds at most;
-        while it does not answer, what it said last counts.
+        """The id of the image if the engine has it, else nothing. Asked of the engine every few seconds at most, by one
+        at a time; while it does not answer, what it said last counts, for nobody needs it to use what runs already.
 
         Raises:
             StartFailed: The engine does not answer and never has.
         """
         known = self._known.get(image)
-        if known is not None and known[1] > time.monotonic() - _FRESH_S:
+        if known is None:
+            return self._look(image)
+        if known[1] > time.monotonic() - _FRESH_S or not self._looking.acquire(blocking=False):
             return known[0]
         try:
-            return self._look(image)
-        except StartFailed:
-            if known is None:
-                raise
+            return self._look(image, quickly=True)
+        except StartFailed as exc:
+            log.warning("image.not_looked_at", extra={"image": image, "error": str(exc)})
+            self._known[image] = (known[0], time.monotonic())
             return known[0]
+        finally:
+            self._looking.release()
 
     def forget(self, image: str) -> None:
         """Its id is not what was thought."""
         self._known.pop(image, None)
 
-    def _look(self, image: str) -> str:
+    def _look(self, image: str, *, quickly: bool = False) -> str:
+        api = self._engine.quick_api if quickly else self._engine.api
         with self._engine.calls("look for the image", image=image):
             try:
-                found = str(self._engine.api.inspect_image(image)["Id"])  # type: ignore[no-untyped-call]
+                found = str(api.inspect_image(image)["Id"])  # type: ignore[no-untyped-call]
             except docker.errors.NotFound:
                 self._known.pop(image, None)
                 return ""

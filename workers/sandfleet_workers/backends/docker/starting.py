@@ -24,6 +24,7 @@ from sandfleet_workers.backends.docker.output import Output, Silence
 from sandfleet_workers.backends.docker.policy import Policy
 from sandfleet_workers.backends.docker.program import Program, prepared_run_dir
 from sandfleet_workers.backends.docker.sandbox import Sandbox, Vital, open_pidfd
+from sandfleet_workers.backends.seccomp import filter_program
 from sandfleet_workers.endpoint import EndpointConnection
 from sandfleet_workers.endpoint_socket import Endpoint, TcpEndpoint, UnixEndpoint
 from sandfleet_workers.waiter import Waiter
@@ -92,7 +93,7 @@ class Starter:
             always.callback(os.close, run_fd)
             os.close(local_dirs.open_user_data(plan.user_data, self._host_uid))
             if launch.program.python:
-                self._leave_config(run_fd, {"key": key.hex(), "token": token, "env": dict(launch.env), "cwd": HOME})
+                self._leave_config(run_fd, _config(key, token, launch.env))
             container = self._started(launch, _binds(plan, launch.program), undo)
             state = self._running(container)
             vital = Vital(self._engine, container, open_pidfd(int(state["State"].get("Pid") or 0), container))
@@ -259,6 +260,13 @@ class _Secrets:
     run_fd: int
     key: bytes
     token: str | None
+
+
+def _config(key: bytes, token: str | None, env: Mapping[str, str]) -> dict[str, Any]:
+    """What sandboxd is told. The filter is beside the engine's own, and is the same that local sandboxes have."""
+    seccomp = filter_program()
+    told = {"key": key.hex(), "token": token, "env": dict(env), "cwd": HOME}
+    return told if seccomp is None else {**told, "seccomp": seccomp.hex()}
 
 
 def _binds(plan: SandboxPlan, program: Program) -> tuple[Bind, ...]:

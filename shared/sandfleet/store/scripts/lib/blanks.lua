@@ -24,7 +24,10 @@ local function choose_blank(node, digest, any)
   local same, other
   for i = 1, #all, 2 do
     local slot = all[i]
-    if all[i + 1] == digest then
+    if not call('ZSCORE', P .. 'places:' .. node, '~' .. slot) then
+      -- A node of the version before, which knows of no blanks, cleared its places and left this: it is no room.
+      call('HDEL', P .. 'blanks:' .. node, slot)
+    elseif all[i + 1] == digest then
       if not same or slot < same then same = slot end
     elseif not other or slot < other then
       other = slot
