@@ -19,7 +19,7 @@ _NAMED = 3
 _REASON_CHARS = 200
 _WHY = {
     "no_node": "no node is alive and ready; start one with `sandfleet worker`",
-    "no_backend": "no node offers the backend {backend!r}; see `sandfleet nodes`",
+    "no_backend": "no node offers the backend {backend!r}; `sandfleet nodes` shows theirs: set SANDFLEET_BACKEND",
     "no_label": "no node carries the labels {labels}; see `sandfleet nodes`",
 }
 

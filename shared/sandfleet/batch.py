@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
-from sandfleet.backends import Completion, Connection, Operation
+from sandfleet.backends import Completion, Connection, Done, Operation
 from sandfleet.errors import Cancelled, InvalidArgument, PayloadTooLarge, QueueTimeout, SandfleetError
 
-__all__ = ["MAX_CONTENT_BYTES", "BatchRun"]
+__all__ = ["MAX_CONTENT_BYTES", "BatchRun", "Batches"]
 
 #: All contents of one batch's results together; they are held in memory, and as base64 in one answer.
 MAX_CONTENT_BYTES = 64 * 1024 * 1024
@@ -142,6 +142,29 @@ class BatchRun:
 
     def _finish(self, stopped_at: int | None) -> None:
         self._done(Completion({"results": self._results, "stopped_at": stopped_at}))
+
+
+class Batches:
+    """The batches that run on one connection. Thread-safe."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._running: dict[str, BatchRun] = {}
+
+    def start(self, op: Operation, done: Done) -> None:
+        """Begin one; ``done`` comes once, at its end."""
+
+        def finished(completion: Completion) -> None:
+            self._running.pop(op.op_id, None)
+            done(completion)
+
+        batch = self._running[op.op_id] = BatchRun(self._connection, op, finished)
+        batch.start()
+
+    def cancel(self, op_id: str) -> bool | None:
+        """As `Connection.cancel`; None when it is no batch that runs here."""
+        batch = self._running.get(op_id)
+        return None if batch is None else batch.cancel()
 
 
 def _operation(item: Mapping[str, Any], op_id: str, left_s: float | None, command_timeout_s: float | None) -> Operation:

@@ -136,15 +136,13 @@ class Stack:
             self._store.close()
             self._store = None
         self._asked.update(self._children)
-        leaving = [child for name, child in self._children.items() if name not in _NO_NODES]
-        leaving += [child for name, child in self._children.items() if name in (_SCHEDULER, _FLOWER)]
+        leaving = [child for name, child in self._children.items() if name != _REDIS]
         try:
             try:
                 # Nodes and scheduler need Redis to leave in order, but not each other.
                 end_all(leaving, grace_s=_GRACE_S)
             finally:
-                # Also of nodes that a second interrupt killed: nobody may come back to this data root.
-                if dead := [name for name, node in self.nodes.items() if node.returncode]:
+                if dead := [name for name, node in self.nodes.items() if node.returncode]:  # a second interrupt, too
                     end_left_behind(self.settings, dead)
             end_all([child for name, child in self._children.items() if name == _REDIS], grace_s=_GRACE_S)
         finally:
@@ -338,8 +336,7 @@ class Stack:
 
     def _role_settings(self, name: str) -> Settings:
         """What a scheduler or node is told: nothing of Flower's password, and a metrics port of its own."""
-        turn = self._turns.setdefault(name, len(self._turns))
-        address = nth_address(self.settings.metrics_address, turn)
+        address = nth_address(self.settings.metrics_address, self._turns.setdefault(name, len(self._turns)))
         return self.settings.model_copy(update={"flower_password": "", "metrics_address": address})
 
     def _redis_config(self) -> Path:

@@ -179,6 +179,29 @@ def test_what_waits_for_the_shell_can_be_cancelled_and_what_runs_can_be_killed(s
     assert shell.run("echo again")["stdout"] == "again\n"
 
 
+def test_what_is_about_to_leave_the_line_can_be_cancelled(shell: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.run("true")
+    connection, due, tried = shell.connection, list[Callable[[], None]](), threading.Event()
+    kill = connection._kill
+    monkeypatch.setattr(connection, "_kill", lambda *args: (tried.set(), kill(*args))[1])
+    ended: dict[str, Completion] = {}
+    ops = [shell.operation("execute_command", command=command) for command in ("sleep 0.2", "sleep 59")]
+    with monkeypatch.context() as patched:
+        patched.setattr(connection._waiter, "call_soon", due.append)
+        for op in ops:
+            connection.start(op, lambda completion, op_id=op.op_id: ended.update({op_id: completion}))  # type: ignore[misc]
+        wait_until(lambda: due, 10)
+    told: list[bool] = []
+    canceller = threading.Thread(target=lambda: told.append(connection.cancel(ops[1].op_id)))
+    canceller.start()
+    wait_until(lambda: tried.is_set() or not canceller.is_alive(), 10)
+    due[0]()
+    canceller.join(20)
+    assert told == [True]
+    wait_until(lambda: len(ended) == 2, 10)
+    assert ended[ops[1].op_id].value["cancelled"] is True
+
+
 def test_closing_completes_what_runs_and_what_waits(shell: World) -> None:
     shell.run("true")
     ended: list[Completion] = []

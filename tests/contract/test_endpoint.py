@@ -22,7 +22,7 @@ import pytest
 
 from sandfleet.backends import Completion, Liveness, Operation
 from sandfleet.errors import FileTooLarge, NotStarted, OutcomeUnknown, SandboxLost
-from sandfleet_workers import endpoint_socket
+from sandfleet_workers import endpoint_channel, endpoint_socket
 from sandfleet_workers.backends.local_host import Python, sandboxd_program
 from sandfleet_workers.endpoint import EndpointConnection
 from sandfleet_workers.endpoint_socket import TcpEndpoint, UnixEndpoint
@@ -98,6 +98,13 @@ def test_fifty_mebibytes_round_trip_in_about_their_own_memory(connection: Endpoi
     assert written.value["size"] == len(content)
     assert read.content == content
     assert peak < 1.2 * len(content)
+
+
+def test_a_piece_of_a_large_write_fits_twice_into_the_sockets_buffer(connection: EndpointConnection) -> None:
+    # The kernel gives one piece half of it, and what is larger waits for the reader in between.
+    assert connection.perform(op("write_file", bytes(MIB), path="big")).error is None
+    for sock in sockets_of(connection):
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= 2 * endpoint_channel._SEND
 
 
 def test_large_and_odd_output_comes_back_whole(connection: EndpointConnection) -> None:

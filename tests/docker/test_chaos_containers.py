@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import threading
 import time
@@ -102,6 +103,25 @@ def test_a_start_that_is_stuck_when_the_node_stops_fails_and_leaves_nothing(
     assert containers(deployment_of(tmp_path)) == []
     with pytest.raises(StartFailed, match="being stopped"):
         backend.create(plan)
+
+
+@pytest.mark.slow
+def test_a_node_that_is_stopped_while_it_begins_anew_stops_and_leaves_nothing() -> None:
+    require("docker")
+    require("redis")
+    with Stack(1, backend="docker", lease_s=LEASE_S, blank_pool=1, replicas=2) as stack:
+        (node_id,) = stack.node_ids
+        deployment = deployment_of(stack.settings.data_root)
+        wait_until(lambda: len(containers(deployment)) == 1, 60)
+        node = stack.nodes[node_id]
+        node.send_signal(signal.SIGSTOP)
+        wait_until(lambda: not stack.store.nodes()[0].alive, 30)
+        wait_until(lambda: stack.store.nodes()[0].state == "gone", 30)
+        node.send_signal(signal.SIGCONT)
+        wait_until(lambda: "node.fenced" in (stack.log_dir / f"{node_id}.log").read_text(), 30)
+        node.terminate()
+        assert node.wait(20) in (0, -signal.SIGTERM)
+        assert containers(deployment) == []
 
 
 # --- nodes that are killed at any moment ---------------------------------------------------------

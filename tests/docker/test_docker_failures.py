@@ -180,8 +180,7 @@ def test_a_name_that_somebody_else_has(world: World, api: docker.APIClient, monk
 
 def test_a_name_that_a_dead_start_of_ours_has(world: World, api: docker.APIClient) -> None:
     plan = replace(world.plan(), identity=None)
-    labels = {"sandfleet.slot": plan.sandbox_id, "sandfleet.spec": world.backend.digest(plan.spec)}
-    labels |= docker_of(world)._labels
+    labels = docker_of(world)._labels_of(plan.sandbox_id, world.backend.digest(plan.spec))
     name = f"sandfleet-{docker_of(world)._data_id[:8]}-n1-{plan.sandbox_id}"
     no_network = api.create_host_config(network_mode="none")
     old = api.create_container(SANDBOX_IMAGE, ["sleep", "60"], name=name, labels=labels, host_config=no_network)

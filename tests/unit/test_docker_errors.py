@@ -32,11 +32,11 @@ def refused(status: int, told: str) -> docker.errors.APIError:
     ("exc", "reason", "words"),
     [
         (refused(404, "No such image: a/b:1"), "no_image", "docker pull a/b:1"),
-        (refused(409, 'Conflict. The container name "/x" is already in use'), "name_conflict", "remove"),
+        (refused(409, 'Conflict. The name "/x" is already in use'), "name_conflict", "sandbox.container_prefix"),
         (refused(400, "invalid mount config: bind source path does not exist: /d"), "bad_mount", "/d"),
         (refused(400, "unknown or invalid runtime name: runsc"), "no_runtime", "daemon.json"),
         (refused(500, "write /var/lib/docker/x: no space left on device"), "disk", "free space"),
-        (refused(500, "error setting rlimits for ready process: operation not permitted"), "limits", "nofile"),
+        (refused(500, "error setting rlimits for ready process: operation not permitted"), "limits", "sandbox.nofile"),
         (refused(400, 'OCI runtime: exec: "/bin/sh": stat /bin/sh: no such file'), "image_unusable", "/bin/sh"),
         (refused(404, "network sandfleet-1 not found"), "no_network", "docker_network"),
         (refused(500, "something else"), "engine_error", "something else"),
@@ -54,6 +54,11 @@ def test_every_failure_has_a_word_and_says_what_to_do(exc: Exception, reason: st
     assert error.facts["reason"] == reason
     assert words in str(error).replace("host:1;", "tcp://host:1;")
     assert "secret" not in str(error)
+
+
+def test_our_own_image_says_how_it_is_made() -> None:
+    assert "`make images`" in str(pull_failure("sandfleet/sandbox:latest", "manifest unknown"))
+    assert "make images" not in str(pull_failure("a/b:1", "manifest unknown"))
 
 
 @pytest.mark.parametrize(

@@ -178,3 +178,17 @@ def test_one_of_its_own_that_cannot_be_removed_does_not_stop_a_node_s_start(
     world = Watched(tmp_path, clock, lease_s=LEASE_S)
     assert world.engine.leftovers() == {"n1": ["stuck"]}
     world.life.close()
+
+
+def test_those_of_a_node_that_is_lost_are_looked_for_at_once(world: Watched) -> None:
+    world.store.announce(neighbour(world), lease_s=LEASE_S)
+    world.engine.there["n2"] = ["theirs"]
+    world.life.leftovers.tick()
+    assert world.work() == 0
+    world.clock.advance(LEASE_S + 1.0)
+    world.life.leftovers.tick()
+    assert world.work() == 1
+    world.clock.advance(LEASE_S + 1.0)
+    world.life.leftovers.tick()
+    assert world.work() == 1
+    assert world.engine.leftovers() == {}

@@ -126,10 +126,40 @@ def test_a_node_that_takes_long_to_open_keeps_its_lease(
         node.stop()
 
 
+def test_a_node_that_takes_long_to_end_its_sandboxes_keeps_its_lease_meanwhile(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = join(tmp_path, lease_s=1.0).app.sandfleet_node
+    node.lease.reconnecting = False
+    seen: list[bool] = []
+
+    def slow() -> None:
+        until = node.lease._valid_until + 1.5  # longer than the main loop may be silent
+        wait_until(lambda: node.lease._valid_until > until, 10)
+        seen.append(store.nodes()[0].alive)
+        closed()
+
+    closed = node.lifecycle.close
+    monkeypatch.setattr(node.lifecycle, "close", slow)
+    node.stop()
+    assert seen == [True]
+    assert not store.nodes()[0].alive
+    assert not any(thread.name == "sandfleet-lease" for thread in threading.enumerate())
+
+
 def test_a_node_that_offers_what_it_cannot_run_takes_no_lease(store: MemoryStore, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         join(tmp_path, backend="no-such-thing")
     assert store.nodes() == []
+
+
+def test_a_node_that_joins_without_room_takes_nothing_from_the_start(store: MemoryStore, tmp_path: Path) -> None:
+    node = join(tmp_path, min_free_bytes=2**60).app.sandfleet_node
+    try:
+        (view,) = store.nodes()
+        assert (view.state, "min_free_bytes" in view.reason) == (NodeState.CORDONED, True)
+    finally:
+        node.stop()
 
 
 # --- the consumer and the lease --------------------------------------------------------------

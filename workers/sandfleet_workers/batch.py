@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sandfleet.batch import BatchRun
+from sandfleet.batch import Batches, BatchRun
 
-__all__ = ["BatchRun"]
+__all__ = ["BatchRun", "Batches"]

@@ -22,7 +22,7 @@ from sandfleet.errors import (
     SandboxLost,
     SandfleetError,
 )
-from sandfleet_workers.batch import BatchRun
+from sandfleet_workers.batch import Batches
 from sandfleet_workers.endpoint_channel import Channel
 from sandfleet_workers.endpoint_http import BadReply, Reply, Request
 from sandfleet_workers.endpoint_ops import Dialect, SandboxdDialect, Steps
@@ -105,7 +105,7 @@ class EndpointConnection(Connection):
         self._idle: list[Channel] = []
         self._channels: set[Channel] = set()
         self._commands: set[str] = set()
-        self._batches: dict[str, BatchRun] = {}
+        self._batches = Batches(self)
         self._lock = threading.Lock()
         self._guarding = False
         self._closed = False
@@ -114,7 +114,7 @@ class EndpointConnection(Connection):
 
     def start(self, op: Operation, done: Done) -> None:
         if op.kind == "batch":
-            self._start_batch(op, done)
+            self._batches.start(op, done)
             return
         try:
             call = Call(op, self._dialect.steps(op), done)
@@ -126,9 +126,8 @@ class EndpointConnection(Connection):
         self._advance(call, None)
 
     def cancel(self, op_id: str) -> bool:
-        batch = self._batches.get(op_id)
-        if batch is not None:
-            return batch.cancel()
+        if (told := self._batches.cancel(op_id)) is not None:
+            return told
         deadline = time.monotonic() + _CANCEL_WAIT_S
         # The command's request and this one travel on two sockets and may arrive in either order.
         while op_id in self._commands and time.monotonic() < deadline:
@@ -151,15 +150,6 @@ class EndpointConnection(Connection):
         for channel in channels:
             self._broken(channel, "the connection was closed")
         self._endpoint.close()
-
-    def _start_batch(self, op: Operation, done: Done) -> None:
-        def finished(completion: Completion) -> None:
-            self._batches.pop(op.op_id, None)
-            done(completion)
-
-        batch = BatchRun(self, op, finished)
-        self._batches[op.op_id] = batch
-        batch.start()
 
     def _kill(self, op_id: str, deadline: float) -> object:
         answered, box = threading.Event(), list[Completion]()

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from sandfleet.errors import InternalError, SandfleetError, from_wire
 
-__all__ = ["BadReply", "Reply", "Request", "ResponseParser", "error_of", "get", "json_of", "post", "put"]
+__all__ = ["BadReply", "Reply", "Request", "ResponseParser", "error_of", "get", "json_of", "post", "put", "table_of"]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -276,12 +276,11 @@ def _parse_head(head: bytes, cap: int, *, chunked: bool) -> tuple[int, int]:
     return status, length
 
 
-def json_of(reply: Reply) -> dict[str, Any]:
-    """The ``data`` object of a successful response.
+def table_of(reply: Reply) -> dict[str, Any]:
+    """The response as a JSON object.
 
     Raises:
-        BadReply: No such thing in it.
-        SandfleetError: The typed error of a failure response.
+        BadReply: It is none.
     """
     try:
         answer = json.loads(reply.body)
@@ -289,6 +288,17 @@ def json_of(reply: Reply) -> dict[str, Any]:
         raise BadReply("a body that is not JSON") from None
     if not isinstance(answer, dict):
         raise BadReply("a body that is no JSON object")
+    return answer
+
+
+def json_of(reply: Reply) -> dict[str, Any]:
+    """The ``data`` object of a successful response.
+
+    Raises:
+        BadReply: No such thing in it.
+        SandfleetError: The typed error of a failure response.
+    """
+    answer = table_of(reply)
     if reply.status >= 300 or answer.get("success") is not True:
         raise error_of(answer)
     data = answer.get("data")

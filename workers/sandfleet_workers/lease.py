@@ -83,6 +83,12 @@ class Lease:
         self.upkeep = with_upkeep
         self._thread.start()
 
+    def only_renew(self) -> None:
+        """The node ends its sandboxes: until they are gone nobody may take it for dead and start others on their files.
+        There is no upkeep any more, and no main loop that ticks."""
+        self.upkeep = False
+        self.reconnecting = True
+
     def stop(self) -> None:
         """Stop renewing; the lease itself is left to the caller."""
         self._stop.set()

@@ -28,6 +28,7 @@ __all__ = ["Leftovers"]
 log = logging.getLogger("sandfleet.node")
 
 _EVERY_S = 60.0
+_COUNT_EVERY_S = 5.0
 _REMOVING_AT_ONCE = 4
 #: (backend, node, name)
 _Key = tuple[str, str, str]
@@ -39,7 +40,8 @@ def monotonic() -> float:
 
 
 class Leftovers:
-    """Removes containers without an owner. Looks about once a minute, sooner after it saw the first sign of one."""
+    """Removes containers without an owner. Looks about once a minute, and sooner when a node was lost or the first sign
+    of one was seen."""
 
     def __init__(self, node: Node, dirs: SandboxDirs, backends: Mapping[str, SandboxBackend]) -> None:
         self._node = node
@@ -47,6 +49,8 @@ class Leftovers:
         self._backends = backends
         self._next_at = monotonic() + _EVERY_S
         self._busy = threading.Lock()
+        self._alive: set[str] = set()
+        self._counted_at = -_COUNT_EVERY_S
         #: Since when each was seen without an owner.
         self._seen: dict[_Key, float] = {}
 
@@ -63,7 +67,15 @@ class Leftovers:
     def tick(self) -> None:
         """Have a look taken if one is due; from the lease's thread."""
         now = monotonic()
-        if now < self._next_at or self._node.draining:
+        if self._node.draining:
+            return
+        if now - self._counted_at >= _COUNT_EVERY_S:
+            self._counted_at = now
+            before, self._alive = self._alive, self._others_alive()
+            if before - self._alive:
+                # Its commands still run, on files that its threads' next sandboxes have as well.
+                self._next_at = now
+        if now < self._next_at:
             return
         self._next_at = now + _EVERY_S
         self._node.pool.run_slow(self.look)
@@ -89,7 +101,7 @@ class Leftovers:
         if not found:
             self._seen = {}
             return
-        alive = {view.node_id for view in self._node.store.nodes() if view.alive} - {self._node.node_id}
+        alive = self._others_alive()
         now = monotonic()
         self._seen = {key: self._seen.get(key, now) for key in found if key[1] not in alive}
         lease_s = self._node.settings.lease_s
@@ -103,6 +115,9 @@ class Leftovers:
         if len(due) < len(self._seen):
             # Silent for less than a lease: look again when it would be one.
             self._next_at = min(self._next_at, now + lease_s + 1.0)
+
+    def _others_alive(self) -> set[str]:
+        return {view.node_id for view in self._node.store.nodes() if view.alive} - {self._node.node_id}
 
     def _take_over(self, node_id: str, keys: list[_Key]) -> None:
         try:

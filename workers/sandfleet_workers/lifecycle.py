@@ -45,7 +45,6 @@ class Lifecycle:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._lock = threading.Lock()
-        self._kinds: dict[str, type[SandboxBackend]] = {}
         self._backends: dict[str, SandboxBackend] = {}
         #: Of every sandbox, from the settings.
         self._mounts: tuple[PlannedMount, ...] = ()
@@ -68,21 +67,23 @@ class Lifecycle:
     # --- backends ----------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Find every backend the node offers and check that it can run; touches nothing.
+        """Make every backend the node offers, if it can run here. Before the lease: a node that will not start is given
+        nothing to do.
 
         Raises:
             ConfigError: A backend cannot run here or a mount cannot be made; the message says what to do.
         """
         self._mounts = node_mounts(self._node.settings)
-        for name in self._node.settings.offered:
+        settings = self._node.settings.model_copy(update={"node_id": self._node.node_id})
+        for name in settings.offered:
             kind = load_backend(name)
             problems = kind.check()
             if problems:
                 raise ConfigError(f"backend {name} cannot run here: {'; '.join(problems)}", key="backend")
-            self._kinds[name] = kind
+            self._backends[name] = kind(settings, self._died)
 
     def open(self) -> None:
-        """Make the backends; leftovers of an earlier run of this node are removed, so its lease must be held.
+        """Remove what an earlier run of this node left, so its lease must be held; begin to keep blank sandboxes.
 
         Raises:
             ConfigError: The directory of the node's sockets cannot be made.
@@ -96,9 +97,6 @@ class Lifecycle:
                 "set SANDFLEET_RUN_ROOT to a directory this user may write",
                 key="run_root",
             ) from exc
-        settings = self._node.settings.model_copy(update={"node_id": self._node.node_id})
-        for name, kind in self._kinds.items():
-            self._backends[name] = kind(settings, self._died)
         self.leftovers = Leftovers(self._node, self.dirs, self._backends)
         self.leftovers.remove_own()
         self.dirs.recover()

@@ -377,8 +377,7 @@ class Node:
             self.pool.drop(job)
 
     def stop(self) -> None:
-        """Leave the fleet: drain, end the sandboxes, give the lease back. A fenced node only ends what runs here:
-        everything in the store belongs to its successor."""
+        """Leave the fleet: drain, end the sandboxes, give the lease back. A fenced node only ends what runs here."""
         if self.fenced:
             self.pool.refuse_new()
             self.lifecycle.close()
@@ -389,8 +388,9 @@ class Node:
             self.drain()
         except StoreUnavailable as exc:
             log.warning("node.drain_failed", extra={"node_id": self.node_id, "error": str(exc)})
-        self.lease.stop()
+        self.lease.only_renew()
         self.lifecycle.close()
+        self.lease.stop()
         try:
             self.store.set_node_state(self.node_id, NodeState.GONE, incarnation=self.incarnation)
             while self.store.close_incarnation(self.node_id, None, reason="the node left").more:

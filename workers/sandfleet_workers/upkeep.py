@@ -80,7 +80,7 @@ class Upkeep:
             self._compare(now_ms)
         if now - self._disk_at >= _COMPARE_EVERY_S:
             self._disk_at = now
-            self._watch_disk()
+            self.watch_disk()
 
     # --- what nobody uses --------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class Upkeep:
 
     # --- the disk ----------------------------------------------------------------------------
 
-    def _watch_disk(self) -> None:
+    def watch_disk(self) -> None:
         """Take nothing new while the data root's file system is nearly full; open again what this closed."""
         node, floor = self._node, self._node.settings.min_free_bytes
         try:

@@ -14,6 +14,7 @@ from typing import Any
 
 from celery import Celery, bootsteps
 from celery.platforms import SecurityWarning  # type: ignore[attr-defined]  # missing in the stubs
+from celery.signals import worker_shutting_down
 from celery.worker.control import control_command, inspect_command
 
 import sandfleet
@@ -172,6 +173,7 @@ def _take_lease(lease: Lease, lease_s: float) -> None:
 
 def _take_over(node: Node) -> None:
     """What only the lease's holder may do: remove what an earlier run left, here and in the store."""
+    node.lifecycle.upkeep.watch_disk()  # at once, not with the first renewal: schedulers may place here already
     node.lifecycle.open()
     while node.store.close_incarnation(node.node_id, node.incarnation, reason="its node came back").more:
         pass
@@ -253,6 +255,10 @@ def sandboxes(state: Any) -> list[dict[str, Any]]:
     ]
 
 
+def _note_signal(asked: list[str], sig: str = "", **_: Any) -> None:
+    asked.append(sig)
+
+
 def run_node(settings: Settings, *, loglevel: str = "INFO") -> int:
     """Run a node in this process until it is told to stop; the exit code.
 
@@ -274,13 +280,21 @@ def run_node(settings: Settings, *, loglevel: str = "INFO") -> int:
         task_events=settings.task_events,
         quiet=True,
     )
-    worker.start()
+    asked: list[str] = []
+    worker_shutting_down.connect(asked_to_end := functools.partial(_note_signal, asked), weak=False)
+    try:
+        worker.start()
+    finally:
+        worker_shutting_down.disconnect(asked_to_end)
     failure: SandfleetError | None = getattr(app, "sandfleet_failure", None)
     if failure is not None:
         raise failure
     node = getattr(app, "sandfleet_node", None)
-    if node is not None and node.fenced:
-        # It was paused past its lease and closed out. Nothing of the old incarnation is left: start anew.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)  # nobody but the worker that has ended would hear of it
+    if node is not None and node.fenced and len(asked) < 2:
+        # It was paused past its lease, closed out and told itself to end. Nothing of the old incarnation is left: start
+        # anew, unless somebody else told it to end, too.
         log.warning("node.restarts", extra={"node_id": held.node_id})
         arguments = ["-m", "sandfleet_workers", "--node-id", held.node_id, "--loglevel", loglevel]
         os.execv(sys.executable, [sys.executable, *arguments])

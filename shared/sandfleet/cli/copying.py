@@ -84,6 +84,7 @@ def _complete_place(ctx: click.Context, param: click.Parameter, incomplete: str)
 @click.argument("target", metavar="DST", shell_complete=_complete_place)
 @click.option("--user", "--user-id", "-u", "user", metavar="U", help="The thread's user.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress bar.")
+@click.option("-r", "--recursive", is_flag=True, expose_value=False, help="As with cp; trees are copied anyway.")
 @pass_cli
 def copy(cli: Cli, source: str, target: str, user: str | None, quiet: bool) -> int:
     """Copy a file or a whole directory into a thread's sandbox, or out of it.

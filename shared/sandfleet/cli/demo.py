@@ -98,9 +98,11 @@ def _looked_at(name: str) -> tuple[type[SandboxBackend] | None, str]:
 
 
 def _await_blanks(stack: Stack) -> None:
-    """Let the nodes start a sandbox ahead for each thread, as a fleet that runs for a while has them."""
+    """Let every node fill its pool, as in a fleet that runs for a while: one that is still starting some has less room
+    than the others, and would be given no thread."""
     until = time.monotonic() + _BLANKS_S
-    while sum(sum(node.blanks.values()) for node in stack.store.nodes()) < len(THREADS):
+    wanted = min(stack.settings.blank_pool, stack.settings.replicas - stack.settings.reserve_free)
+    while any(sum(node.blanks.values()) < wanted for node in stack.store.nodes()):
         if time.monotonic() > until:
             note("the nodes have not started sandboxes ahead in time; threads wait for theirs")
             return

@@ -148,9 +148,8 @@ def _data_root(path: Path, min_free_bytes: int) -> Finding:
     free = shutil.disk_usage(_existing(path)).free
     found = f"{path}, {free / 1024**3:.1f} GiB free"
     if free < min_free_bytes:
-        advice = (
-            f"free some space: below {round(min_free_bytes / 1024**3, 2):g} GiB (node.min_free_bytes) a node takes nothing new"
-        )
+        floor = f"{round(min_free_bytes / 1024**3, 2):g} GiB (node.min_free_bytes)"
+        advice = f"free some space: below {floor} a node takes nothing new"
         return Finding("data root", "fail", found, advice)
     if free < _FREE_BYTES:
         return Finding("data root", "warn", found, "free some space, or set SANDFLEET_DATA_ROOT to another disk")

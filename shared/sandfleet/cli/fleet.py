@@ -22,6 +22,7 @@ from sandfleet.connection import redacted
 from sandfleet.errors import ConfigError
 from sandfleet.flower import DEFAULT_PORT, check_flower, new_password
 from sandfleet.installed_backends import backend_class
+from sandfleet.model import SandboxSpec
 from sandfleet.stack import Stack, child_environ
 from sandfleet.store import open_store
 
@@ -249,6 +250,8 @@ def _welcome(stack: Stack, *, own_redis: bool, new_password: bool) -> None:
     if own_redis:
         click.echo("For an agent backend (the URL holds the password):")
         click.echo(f"  export SANDFLEET_REDIS_URL={settings.redis_url}")
+    if settings.backend != SandboxSpec().backend:
+        click.echo(f"  export SANDFLEET_BACKEND={settings.backend}")
     click.echo("Ctrl-C ends it all.")
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandfleet.errors import ConfigError
+from sandfleet.node_locks import is_held, lock_of
 from sandfleet.trees import remove_tree
 
 __all__ = ["Found", "ThreadData", "data_id_of", "remove_run_dir", "remove_thread_data", "run_dirs", "thread_data"]
@@ -61,7 +62,7 @@ def run_dirs(run_root: Path, data_root: Path, data_id: str) -> Iterator[Found]:
     """The run directories of this data root's nodes that do not run: a node holds its lock for as long as it does."""
     for entry in _directories(run_root):
         node_id, dash, root = entry.name.rpartition("-")
-        if dash and root == data_id[:8] and not _is_held(data_root / "nodes" / node_id / "lock"):
+        if dash and root == data_id[:8] and not is_held(lock_of(data_root, node_id)):
             yield _measured(Path(entry.path))
 
 
@@ -107,28 +108,12 @@ def _measured(top: Path) -> Found:
     return Found(top, size, max(0.0, time.time() - newest))
 
 
-def _is_held(lock: Path) -> bool:
-    try:
-        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-
-
 # --- removal -------------------------------------------------------------------------------------
 
 
 def remove_run_dir(found: Found, data_root: Path) -> bool:
     """Remove a run directory, holding its node's lock, so that the node cannot start meanwhile; False if it runs."""
-    lock = data_root / "nodes" / found.path.name.rpartition("-")[0] / "lock"
+    lock = lock_of(data_root, found.path.name.rpartition("-")[0])
     try:
         fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

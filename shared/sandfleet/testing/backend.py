@@ -29,7 +29,7 @@ from sandfleet.backends import (
     SandboxBackend,
     SandboxPlan,
 )
-from sandfleet.batch import BatchRun
+from sandfleet.batch import Batches
 from sandfleet.blobs import MAX_BLOB_BYTES
 from sandfleet.errors import (
     FileTooLarge,
@@ -75,7 +75,7 @@ class MockConnection(Connection):
         self._own: dict[str, MockOutput] = {}
         self._calls = calls
         self._running: dict[str, tuple[Delayed, MockOutput, Done]] = {}
-        self._batches: dict[str, BatchRun] = {}
+        self._batches = Batches(self)
         self._sessions: set[str] = set()
         self._lock = threading.RLock()
 
@@ -93,14 +93,13 @@ class MockConnection(Connection):
         elif op.kind == "execute_command":
             self._execute(op, done)
         elif op.kind == "batch":
-            self._start_batch(op, done)
+            self._batches.start(op, done)
         else:
             done(self._answer(op))
 
     def cancel(self, op_id: str) -> bool:
-        batch = self._batches.get(op_id)
-        if batch is not None:
-            return batch.cancel()
+        if (told := self._batches.cancel(op_id)) is not None:
+            return told
         with self._lock:
             delayed, output, done = self._running.pop(op_id, (None, None, None))
         if delayed is None or output is None or done is None or not delayed.take():
@@ -166,15 +165,6 @@ class MockConnection(Connection):
                 return bool(self.files.stat(path)["type"] == "dir")
         except SandfleetError:
             return False
-
-    def _start_batch(self, op: Operation, done: Done) -> None:
-        def finished(completion: Completion) -> None:
-            self._batches.pop(op.op_id, None)
-            done(completion)
-
-        batch = BatchRun(self, op, finished)
-        self._batches[op.op_id] = batch
-        batch.start()
 
     def _answer(self, op: Operation) -> Completion:
         carry_out = _KINDS.get(op.kind)

@@ -13,7 +13,7 @@ from sandfleet.ops import parse_args
 
 __all__ = ["World", "wait_for"]
 
-_WAIT_S = 20.0
+_WAIT_S = 40.0
 
 
 class World:
@@ -67,7 +67,7 @@ def wait_for(fact: Callable[[], object], what: str) -> None:
     """Return once ``fact()`` is true.
 
     Raises:
-        AssertionError: It was not for twenty seconds; the message says ``what`` was waited for.
+        AssertionError: It was not for forty seconds; the message says ``what`` was waited for.
     """
     deadline = time.monotonic() + _WAIT_S
     while not fact():

@@ -105,7 +105,10 @@ class LocalBackend(SandboxBackend):
     """
 
     name: ClassVar[str] = "local"
-    capabilities: ClassVar[frozenset[Capability]] = frozenset(Capability) - {Capability.SURVIVES_NODE}
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(Capability) - {
+        Capability.SURVIVES_NODE,
+        Capability.BLANKS,
+    }
     isolation: ClassVar[str] = "namespaces (shares the host kernel)"
 
     def __init__(self, settings: Any, on_death: Callable[[str, str], None], waiter: Waiter | None = None) -> None:

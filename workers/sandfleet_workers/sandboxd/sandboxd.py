@@ -1528,6 +1528,14 @@ class Target:
             os.close(fd)
 
 
+def open_path(path: str) -> Optional[int]:
+    """What keeps a file that is replaced; None if there is nothing to keep."""
+    try:
+        return os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
 def remove_quietly(path: str) -> None:
     try:
         os.unlink(path)
@@ -3200,7 +3208,12 @@ class Server:
         a = request.params()
         path, data = self.path(a.text("path")), request.body
         heavy = a.text("if_digest", None) is not None or (a.flag("digest") and a.flag("append"))
-        self.work(request, path, heavy and size_of(path) > INLINE_LIMIT, lambda: write_file(path, data, a), None)
+        before = open_path(path) if len(data) > READ_SIZE else None
+        try:
+            self.work(request, path, heavy and size_of(path) > INLINE_LIMIT, lambda: write_file(path, data, a), None)
+        finally:
+            if before is not None:
+                os.close(before)  # after the answer: the end of a replaced file may wait for the disk
 
     def upload_begin(self, request: Request) -> None:
         a = request.args()

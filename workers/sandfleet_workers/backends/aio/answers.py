@@ -23,9 +23,9 @@ from sandfleet.errors import (
     SessionNotFound,
 )
 from sandfleet_workers.backends.aio.scripts import Code
-from sandfleet_workers.endpoint_http import BadReply, Reply, error_of
+from sandfleet_workers.endpoint_http import BadReply, Reply, error_of, table_of
 
-__all__ = ["BROKEN_SHELL", "RouteMissing", "acknowledged", "data_of", "script_error", "table_of"]
+__all__ = ["BROKEN_SHELL", "RouteMissing", "acknowledged", "data_of", "script_error"]
 
 #: How a server of 2025 says that two commands met in its one shell. Whether they ran, nobody knows.
 BROKEN_SHELL = "'ErrorObservation' object has no attribute"
@@ -59,21 +59,6 @@ class RouteMissing(SandfleetError):
     """The image's server does not have that route; nothing was done. Never leaves this package."""
 
     code = "route_missing"
-
-
-def table_of(reply: Reply) -> dict[str, Any]:
-    """The answer as a JSON object.
-
-    Raises:
-        BadReply: It is none.
-    """
-    try:
-        answer = json.loads(reply.body)
-    except (ValueError, RecursionError):
-        raise BadReply("a body that is not JSON") from None
-    if not isinstance(answer, dict):
-        raise BadReply("a body that is no JSON object")
-    return answer
 
 
 def data_of(reply: Reply) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from typing import Any
 
 from sandfleet.backends import Completion, Operation
 from sandfleet.errors import InvalidArgument, NotSupported, SandfleetError, SessionNotFound
-from sandfleet.testing.outputs import capped
 from sandfleet_workers.backends.aio.answers import acknowledged, data_of
 from sandfleet_workers.backends.aio.scripts import quoted
 from sandfleet_workers.backends.aio.shells import BASH, HOME, JSON_BLOWUP, MARGIN, SHELL, Line, Ran, Server, run
+from sandfleet_workers.backends.docker.exec_output import Kept
 from sandfleet_workers.endpoint_files import Steps
 from sandfleet_workers.endpoint_http import MIB, Reply, Request, post
 
@@ -136,9 +136,13 @@ def _value(ran: Ran, keep: int, took_s: float, *, cancelled: bool, raw: bool) ->
         "truncated": ran.truncated,
         "cancelled": cancelled,
     }
-    longest = max(len(text.encode()) for text in (ran.stdout, ran.stderr))
-    if keep == 0 or longest > keep + _SLACK:
-        value = capped(value, keep)
+    streams = {name: value[name].encode() for name in ("stdout", "stderr")}
+    if keep == 0 or max(map(len, streams.values())) > keep + _SLACK:
+        for name, written in streams.items():
+            kept = Kept(keep)
+            kept.feed(written)
+            value[name] = kept.text()
+            value["truncated"] |= kept.discarded > 0
     if raw:
         for stream in ("stdout", "stderr"):
             value[stream] = base64.b64encode(value[stream].encode()).decode()

@@ -25,13 +25,13 @@ from sandfleet.backends import Completion, Operation
 from sandfleet.errors import FileTooLarge, InvalidPattern, IsDirectory, PayloadTooLarge
 from sandfleet_workers import endpoint_fields as check
 from sandfleet_workers.backends.aio import scripts
-from sandfleet_workers.backends.aio.answers import data_of, script_error, table_of
+from sandfleet_workers.backends.aio.answers import data_of, script_error
 from sandfleet_workers.backends.aio.commands import put, shortened
 from sandfleet_workers.backends.aio.shells import HOME, MARGIN, Server, tool
 from sandfleet_workers.backends.docker.exec_patterns import IGNORE, glob_matcher
 from sandfleet_workers.backends.docker.exec_texts import EDIT_BYTES, check_range, lines_of, replaced, text_of
 from sandfleet_workers.endpoint_files import MAX_FILE_BYTES, Steps
-from sandfleet_workers.endpoint_http import MIB, BadReply, Reply, Request, get, post
+from sandfleet_workers.endpoint_http import MIB, BadReply, Reply, Request, get, post, table_of
 
 __all__ = ["FILE_STEPS", "health", "metrics"]
 

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Protocol
 
 from sandfleet.errors import InternalError, NotStarted, OutcomeUnknown, PathNotFound, SessionNotFound
 from sandfleet_workers import endpoint_fields as check
-from sandfleet_workers.backends.aio.answers import BROKEN_SHELL, RouteMissing, data_of, table_of
-from sandfleet_workers.endpoint_http import MIB, BadReply, Reply, Request, post
+from sandfleet_workers.backends.aio.answers import BROKEN_SHELL, RouteMissing, data_of
+from sandfleet_workers.endpoint_http import MIB, BadReply, Reply, Request, post, table_of
 
 __all__ = ["BASH", "HOME", "SHELL", "Line", "Ran", "Route", "Server", "run", "tool"]
 

@@ -27,6 +27,7 @@ from sandfleet_workers.backends.docker.holding import Holding, told
 from sandfleet_workers.backends.docker.host import check_paths, may_see_others, sandbox_user
 from sandfleet_workers.backends.docker.hostconfig import (
     LABEL_BACKEND,
+    LABEL_DATA_ROOT,
     LABEL_DEPLOYMENT,
     LABEL_NODE,
     LABEL_SLOT,
@@ -123,6 +124,10 @@ class DockerBackend(SandboxBackend):
     def _labels(self) -> dict[str, str]:
         return {LABEL_BACKEND: self.name, LABEL_DEPLOYMENT: self._data_id, LABEL_NODE: self._node_id}
 
+    def _labels_of(self, slot: str, spec: str) -> dict[str, str]:
+        root = str(self.settings.data_root.absolute())  # whoever finds it can tell whether its node still runs
+        return {**self._labels, LABEL_SLOT: slot, LABEL_SPEC: spec, LABEL_DATA_ROOT: root}
+
     # --- the contract --------------------------------------------------------------------------
 
     def digest(self, spec: SandboxSpec) -> str:
@@ -149,7 +154,7 @@ class DockerBackend(SandboxBackend):
         with self._named(slot) as name:
             launch = Launch(
                 name=name,
-                labels={**self._labels, LABEL_SLOT: slot, LABEL_SPEC: self.digest(plan.spec)},
+                labels=self._labels_of(slot, self.digest(plan.spec)),
                 policy=replace(policy, image=image_id),
                 program=program,
                 network=network,
@@ -349,8 +354,7 @@ class DockerBackend(SandboxBackend):
     def _probe_image(self, probe: Probe, timeout_s: float) -> int | None:
         slot = secrets.token_hex(8)
         policy = replace(resolve(self._rules, "", {}), image=probe.image, preset="strict", network_mode="none")
-        labels = {**self._labels, LABEL_SLOT: slot, LABEL_SPEC: "probe"}
-        place = Place(labels, probe.binds, probe.argv, cgroup_v2=self._engine.facts.cgroup_v2)
+        place = Place(self._labels_of(slot, "probe"), probe.binds, probe.argv, cgroup_v2=self._engine.facts.cgroup_v2)
         with self._named(slot) as name:
             return self._starter.probe(name, container_body(policy, place), timeout_s)
 

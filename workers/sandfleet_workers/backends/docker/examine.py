@@ -21,10 +21,12 @@ import docker.errors
 from sandfleet.backends import Finding
 from sandfleet.config import Settings
 from sandfleet.errors import StartFailed
+from sandfleet.node_locks import is_held, lock_of
 from sandfleet_workers.backends.docker.engine import TROUBLE, Engine
 from sandfleet_workers.backends.docker.engine_findings import judged
 from sandfleet_workers.backends.docker.failures import how_to_get
-from sandfleet_workers.backends.docker.host import in_a_container
+from sandfleet_workers.backends.docker.host import in_a_container, may_see_others
+from sandfleet_workers.backends.docker.hostconfig import LABEL_DATA_ROOT, LABEL_NODE
 from sandfleet_workers.quota import quota_problem
 
 __all__ = ["access", "examine", "host_path"]
@@ -44,7 +46,7 @@ def examine(settings: Settings, image: str) -> list[Finding]:
     try:
         engine = Engine(settings.container.docker_host, timeout_s=_ANSWER_S)
     except StartFailed as exc:
-        return [Finding("docker engine", "fail", "no engine answers", exc.message, ready=False)]
+        return [Finding("docker engine", "fail", "away", exc.message, ready=False)]
     try:
         with engine.calls("tell of itself"):
             version, info = engine.api.version(), engine.api.info()
@@ -54,6 +56,7 @@ def examine(settings: Settings, image: str) -> list[Finding]:
         found.append(_image(engine, settings, image))
         found.append(access(engine.address, is_local=engine.is_local))
         found += _disk(info, settings) if engine.is_local else []
+        found += _left_behind(engine) if engine.is_local and not may_see_others(engine.address) else []
         found.append(_thread_limits(settings))
         found += _same_paths(engine, settings) if in_a_container() else []
         return found
@@ -142,6 +145,20 @@ def access(address: str, *, is_local: bool) -> Finding:
     members = sorted(_members(told.st_gid)) if told.st_mode & stat.S_IWGRP else []
     also = f" and {', '.join(members)}: as good as root" if members else ""
     return Finding(name, "ok", f"{path}, for {_owner(told.st_uid)}{also}")
+
+
+def _left_behind(engine: Engine) -> Iterator[Finding]:
+    """Containers whose node does not run: it was killed, maybe with its whole fleet, and nobody came back to it."""
+    with engine.calls("list containers"):
+        there = engine.api.containers(all=True, filters={"label": [LABEL_NODE, LABEL_DATA_ROOT]})
+    names = [
+        str(each["Names"][0]).lstrip("/")
+        for each in there
+        if not is_held(lock_of(Path(each["Labels"][LABEL_DATA_ROOT]), each["Labels"][LABEL_NODE]))
+    ]
+    if names:
+        advice = f"the next start of their nodes removes them; if none will come: docker rm --force {' '.join(names)}"
+        yield Finding("docker leftovers", "warn", f"{len(names)} of nodes that do not run", advice)
 
 
 def _thread_limits(settings: Settings) -> Finding:

@@ -30,7 +30,7 @@ from sandfleet_workers.backends.docker.exec_command import RunningCommand
 from sandfleet_workers.backends.docker.exec_files import FILE_KINDS
 from sandfleet_workers.backends.docker.exec_runner import Runner
 from sandfleet_workers.backends.docker.hostconfig import USER_DATA
-from sandfleet_workers.batch import BatchRun
+from sandfleet_workers.batch import Batches
 
 __all__ = ["ExecConnection"]
 
@@ -67,14 +67,14 @@ class ExecConnection(Connection):
         self._began_at = time.monotonic()
         self._running = 0
         self._commands: dict[str, RunningCommand] = {}
-        self._batches: dict[str, BatchRun] = {}
+        self._batches = Batches(self)
         self._lock = threading.Lock()
 
     # --- the contract --------------------------------------------------------------------------
 
     def start(self, op: Operation, done: Done) -> None:
         if op.kind == "batch":
-            self._start_batch(op, done)
+            self._batches.start(op, done)
             return
         with self._lock:
             busy = self._running >= _MOST_OPERATIONS
@@ -97,9 +97,8 @@ class ExecConnection(Connection):
             self._commands.pop(op.op_id, None)
 
     def cancel(self, op_id: str) -> bool:
-        batch = self._batches.get(op_id)
-        if batch is not None:
-            return batch.cancel()
+        if (told := self._batches.cancel(op_id)) is not None:
+            return told
         command = self._commands.get(op_id)
         if command is None:
             return False
@@ -112,15 +111,6 @@ class ExecConnection(Connection):
     def rename(self, sandbox_id: str) -> None:
         """Errors name the sandbox so from now on: a thread has claimed it."""
         self._runner.sandbox_id = sandbox_id
-
-    def _start_batch(self, op: Operation, done: Done) -> None:
-        def finished(completion: Completion) -> None:
-            self._batches.pop(op.op_id, None)
-            done(completion)
-
-        batch = BatchRun(self, op, finished)
-        self._batches[op.op_id] = batch
-        batch.start()
 
     # --- one operation, on a thread of its own -------------------------------------------------
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TypeVar
 
 from sandfleet.errors import InvalidPattern
 from sandfleet.globs import IGNORE, one_of
@@ -16,11 +15,6 @@ from sandfleet.globs import IGNORE, one_of
 __all__ = ["IGNORE", "basic_expression", "check_expression", "glob_matcher", "perl_expression", "prefilter"]
 
 _ANY_DEPTH = "**"
-#: One character of a component: whether it fits.
-_One = Callable[[str], bool]
-
-Item = TypeVar("Item")
-Test = TypeVar("Test")
 
 
 def glob_matcher(pattern: str) -> Callable[[str], bool]:
@@ -39,56 +33,58 @@ def glob_matcher(pattern: str) -> Callable[[str], bool]:
         parts = [_ANY_DEPTH, *parts]
     if parts[-1] == _ANY_DEPTH:
         parts.append("*")  # at its end it stands for at least one component
-    tests = [None if part == _ANY_DEPTH else _component(part, pattern) for part in parts]
-    return lambda path: _matches(path.split("/"), tests, lambda test, name: test(name))
+    try:
+        found = re.compile(_whole(parts)).match
+    except re.error as exc:
+        raise InvalidPattern(f"not a valid glob: {exc}", pattern=pattern) from None
+    return lambda path: found(path) is not None
 
 
-def _matches(items: list[Item], tests: list[Test | None], fits: Callable[[Test, Item], bool]) -> bool:
-    """Whether the items fit the tests one by one, where None takes any number of them: the last None is the only one
-    that ever needs to take more."""
-    item = test = 0
-    back: tuple[int, int] | None = None
-    while item < len(items):
-        wanted = tests[test] if test < len(tests) else None
-        if test < len(tests) and wanted is None:
-            back = (test, item)
-            test += 1
-        elif wanted is not None and fits(wanted, items[item]):
-            item, test = item + 1, test + 1
-        elif back is not None:
-            back = (back[0], back[1] + 1)
-            test, item = back[0] + 1, back[1]
+# Nothing is tried twice: what stands between two ``*`` (or two ``**``) is taken where it fits first, for good, which
+# leaves the most room for what comes after.
+
+
+def _whole(parts: list[str]) -> str:
+    """The expression of a path."""
+    groups: list[list[str]] = [[]]
+    for part in parts:
+        if part == _ANY_DEPTH:
+            groups.append([])
         else:
-            return False
-    return all(left is None for left in tests[test:])
+            groups[-1].append(_component(part))
+    *before, last = ("".join(f"{component}/" for component in group) for group in groups)
+    text = "".join(before[:1])
+    for group in before[1:]:
+        text += f"(?>(?:[^/]*+/)*?{group})"
+    return text + ("(?:[^/]*+/)*?" if before else "") + last.removesuffix("/") + r"\Z"
 
 
-def _component(part: str, pattern: str) -> Callable[[str], bool]:
-    """A test of one name."""
-    tests: list[_One | None] = []
-    rest = part
+def _component(part: str) -> str:
+    """The expression of one name, up to its end."""
+    first, *more = _pieces(part)
+    if not more:
+        return first
+    *middle, last = more
+    return first + "".join(f"(?>[^/]*?{piece})" for piece in middle) + f"(?>[^/]*{last}(?![^/]))"
+
+
+def _pieces(part: str) -> list[str]:
+    """What stands between the ``*`` of a name."""
+    pieces, rest = [""], part
     while rest:
         char, rest = rest[0], rest[1:]
         end = rest.find("]", 2 if rest[:1] in ("!", "^") else 1) if char == "[" else -1
         if char == "*":
-            tests.append(None)
+            pieces.append("")
         elif char == "?":
-            tests.append(lambda _char: True)
+            pieces[-1] += "[^/]"
         elif end > 0:
-            tests.append(_one_of(rest[:end], pattern))
-            rest = rest[end + 1 :]
+            inner, rest = rest[:end], rest[end + 1 :]
+            negated = inner[0] in "!^"
+            pieces[-1] += "(?!/)" + one_of(inner[negated:], negated=negated)
         else:
-            tests.append(char.__eq__)
-    return lambda name: _matches(list(name), tests, lambda test, char: test(char))
-
-
-def _one_of(inner: str, pattern: str) -> _One:
-    negated = inner[0] in "!^"
-    try:
-        found = re.compile(one_of(inner[negated:], negated=negated), re.DOTALL).match
-    except re.error as exc:
-        raise InvalidPattern(f"not a valid glob: {exc}", pattern=pattern) from None
-    return lambda char: found(char) is not None
+            pieces[-1] += re.escape(char)
+    return pieces
 
 
 def prefilter(pattern: str | None) -> str:

@@ -14,6 +14,7 @@ from sandfleet_workers.backends.docker.policy import Policy
 __all__ = [
     "HOME",
     "LABEL_BACKEND",
+    "LABEL_DATA_ROOT",
     "LABEL_DEPLOYMENT",
     "LABEL_NODE",
     "LABEL_SLOT",
@@ -33,6 +34,7 @@ SANDBOXD = "/.sandfleet/sandboxd"
 
 #: What never changes about a container; Docker cannot relabel, so what changes is in the node's journal.
 LABEL_BACKEND = "sandfleet.backend"
+LABEL_DATA_ROOT = "sandfleet.data-root"
 LABEL_DEPLOYMENT = "sandfleet.deployment"
 LABEL_NODE = "sandfleet.node"
 LABEL_SLOT = "sandfleet.slot"
