@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
@@ -60,7 +59,8 @@ class DeathWatch:
         self._on_gap = on_gap
         self._closed = threading.Event()
         self._stream: Any = None
-        self._since = time.time()
+        #: Of the last event, by the engine's clock.
+        self._since: float | None = None
         self._thread = threading.Thread(target=self._run, name="sandfleet-docker-events", daemon=True)
         self._thread.start()
 
@@ -76,15 +76,13 @@ class DeathWatch:
 
     def _run(self) -> None:
         pause_s = _AGAIN_S
-        first = True
         while not self._closed.is_set():
             try:
                 self._stream = self._engine.events(self._labels, self._since)
                 if self._closed.is_set():
                     self._stream.close()
-                if not first:
-                    self._on_gap()
-                first = False
+                # What ended before this stream began is in no stream.
+                self._on_gap()
                 with closing(self._stream._response):  # the SDK ends the stream and forgets its socket
                     for event in self._stream:
                         pause_s = _AGAIN_S
@@ -99,7 +97,7 @@ class DeathWatch:
             pause_s = min(pause_s * 2, _AGAIN_MOST_S)
 
     def _heard(self, event: Mapping[str, Any]) -> None:
-        self._since = max(self._since, float(event.get("time") or 0))
+        self._since = float(event.get("time") or 0) or self._since
         container = str((event.get("Actor") or {}).get("ID") or event.get("id") or "")
         if container:
             self._on_death(container)

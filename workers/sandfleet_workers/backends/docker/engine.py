@@ -257,8 +257,12 @@ class Engine:
         # Looked at once more: whoever removes what a filter let through removes somebody else's.
         return [each for each in found if labels.items() <= (each.get("Labels") or {}).items()]
 
-    def events(self, labels: Mapping[str, str], since_s: float) -> Any:
+    def events(self, labels: Mapping[str, str], since_s: float | None) -> Any:
         """A stream of the deaths of containers with these labels; ``close()`` ends it from another thread.
+
+        Args:
+            labels: Of the containers.
+            since_s: Begin with those at or after this time of the engine's clock; None begins now.
 
         Raises:
             StartFailed: The engine does not answer.
@@ -269,7 +273,7 @@ class Engine:
             "label": [f"{key}={value}" for key, value in labels.items()],
         }
         with self.calls("follow events"):
-            return self.api.events(since=int(since_s), filters=filters, decode=True)
+            return self.api.events(since=None if since_s is None else int(since_s), filters=filters, decode=True)
 
     # --- networks ------------------------------------------------------------------------------
 
