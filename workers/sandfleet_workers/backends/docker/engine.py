@@ -73,6 +73,9 @@ class Engine:
             self.api = docker.APIClient(**self._given, timeout=int(timeout_s))
             #: The same, for whoever can do without an answer: it does not wait long.
             self.quick_api = docker.APIClient(**{**self._given, "version": self.api.api_version}, timeout=int(_QUICK_S))
+        for api in (self.api, self.quick_api):
+            # The SDK keeps connections by address and asks each address once: it would only collect them, 25 and more.
+            api.headers["Connection"] = "close"
         self.facts = self._facts()
 
     @property
