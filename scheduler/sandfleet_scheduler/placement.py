@@ -74,10 +74,11 @@ def fitting_nodes(request: PlacementRequest, nodes: Iterable[NodeView]) -> tuple
 def rank(
     request: PlacementRequest, node: NodeView, room: int, blanks: Mapping[str, int]
 ) -> tuple[bool, float, int, str]:
-    """The smaller, the better: whether one of its blank sandboxes has the spec; with ``room`` places left, by the share
-    that is free, so that big nodes do not take everything; then by what is under way; then by the thread."""
-    cold = not blanks.get(request.spec_digest)
-    return cold, -room / node.replicas, node.inflight, _tie(request.digest, node.node_id)
+    """The smaller, the better: whether one of its blank sandboxes has the spec; with ``room`` places left beside those
+    of blank ones, by the share that can be had at once, so that neither big nodes nor quick refills take everything;
+    then by what is under way; then by the thread."""
+    alike = blanks.get(request.spec_digest, 0)
+    return not alike, -(room + alike) / node.replicas, node.inflight, _tie(request.digest, node.node_id)
 
 
 def _tie(digest: str, node_id: str) -> str:

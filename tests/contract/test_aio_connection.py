@@ -20,6 +20,8 @@ from sandfleet_workers.backends.aio.endpoint import AioEndpoint
 from tests.aio_stand_in import BROKEN, StandIn, _Handler, stand_in
 from tests.services import wait_until
 
+pytestmark = pytest.mark.slow  # make check runs it
+
 EXEC = {False: "/v1/shell/exec", True: "/v1/bash/exec"}
 
 

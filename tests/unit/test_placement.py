@@ -193,3 +193,12 @@ def test_no_node_is_ever_chosen_that_may_not_be(request: PlacementRequest, nodes
     assert order == sorted(order, reverse=True)
     assert bool(decision.reason) == (not decision.place)
     assert len(set(ids(decision.fitting))) == len(decision.fitting)
+
+
+def test_threads_spread_over_nodes_that_have_blank_sandboxes_for_them() -> None:
+    # One took a blank sandbox of the first node: its place count is the same, and somebody is there all the same.
+    one = replace(NODE, node_id="one", places=2, blanks={"kind": 1})
+    two = replace(NODE, node_id="two", places=2, blanks={"kind": 2})
+    for number in range(20):
+        request = PlacementRequest(digest(number), "mock", spec_digest="kind")
+        assert ids(choose_node(request, [one, two]).place) == ["two", "one"]
