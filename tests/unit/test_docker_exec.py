@@ -20,6 +20,8 @@ from sandfleet_workers.backends.docker import exec_scripts as scripts
 from sandfleet_workers.backends.docker import exec_texts as texts
 from sandfleet_workers.backends.docker.exec_output import Kept, Marked
 
+pytestmark = pytest.mark.slow  # make check runs it
+
 
 def outcome(work: Any) -> Any:
     """What it gives, or the code and facts of its error."""
