@@ -188,7 +188,9 @@ def test_no_node_is_ever_chosen_that_may_not_be(request: PlacementRequest, nodes
         )
     assert all(node.places < node.replicas or node.blanks for node in decision.place)
     order = [
-        (request.spec_digest in node.blanks, (node.replicas - node.places) / node.replicas) for node in decision.place
+        (alike > 0, (node.replicas - node.places + alike) / node.replicas)
+        for node in decision.place
+        for alike in [node.blanks.get(request.spec_digest, 0)]
     ]
     assert order == sorted(order, reverse=True)
     assert bool(decision.reason) == (not decision.place)
