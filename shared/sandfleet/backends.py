@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sandfleet.errors import SandfleetError
+from sandfleet.errors import OutcomeUnknown, SandfleetError
 from sandfleet.ids import Identity
 from sandfleet.model import SandboxSpec
 
@@ -28,6 +28,7 @@ __all__ = [
     "Finding",
     "Liveness",
     "Operation",
+    "Remembered",
     "SandboxBackend",
     "SandboxPlan",
     "shown_backend",
@@ -55,6 +56,9 @@ class Capability(StrEnum):
     PROCESS_ISOLATION = "process_isolation"
     BLANKS = "blanks"
     SURVIVES_NODE = "survives_node"
+    #: Commands that outlive their call, whose output can be followed; `PTY`: also on a terminal.
+    JOBS = "jobs"
+    PTY = "pty"
 
 
 class Liveness(StrEnum):
@@ -114,13 +118,27 @@ class Operation:
     """One operation as a connection gets it: validated, claimed, in its lane.
 
     ``args`` is the validated argument dict of `sandfleet.ops`; ``content`` the bytes beside it
-    (stdin of a command, data of a write).
+    (stdin of a command, data of a write). ``note`` (at most 4 KiB) is kept with a command, for whoever asks
+    `Connection.remembered` after the node that started it is gone.
     """
 
     op_id: str
     kind: str
     args: Mapping[str, Any]
     content: bytes | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """An effect that a sandbox remembers: what `Connection.remembered` gives.
+
+    ``note`` is that of its `Operation`, hostile input like all that comes out of a sandbox.
+    """
+
+    op_id: str
+    running: bool
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +181,22 @@ class Connection(ABC):
 
         True if the operation was found running. Blocks at most a few seconds.
         """
+
+    def remembered(self) -> list[Remembered]:
+        """The effects that the sandbox remembers, started through this connection or an earlier one. Blocks.
+
+        Raises:
+            SandfleetError: It does not answer.
+        """
+        return []
+
+    def recall(self, op: Operation, done: Done) -> None:
+        """How an operation ended that an earlier connection may have begun; ``done`` once, when it has ended.
+
+        Its error is `NotStarted` if it has not begun, and then it never will, however late its request arrives;
+        `OutcomeUnknown` if that cannot be told. ``op`` names id and kind, and of ``args`` what shapes the answer.
+        """
+        done(Completion(error=OutcomeUnknown(f"nobody knows how {op.kind} ended", op_id=op.op_id)))
 
     def perform(self, op: Operation, timeout_s: float = 60.0) -> Completion:
         """`start` and wait; for callers that have a thread to spend.
@@ -249,6 +283,25 @@ class SandboxBackend(ABC):
         """
         raise NotImplementedError(f"backend {self.name} has no blank sandboxes")
 
+    def ticket(self, sandbox_id: str) -> dict[str, Any]:
+        """What `attach` needs to find a running sandbox (or blank one) again, as JSON, at most 16 KiB. It may hold
+        secrets: the node keeps it where only its own user can read it. Needs `Capability.SURVIVES_NODE`.
+
+        Raises:
+            KeyError: No such sandbox runs.
+        """
+        raise NotImplementedError(f"sandboxes of backend {self.name} end with their node")
+
+    def attach(self, sandbox_id: str, ticket: Mapping[str, Any]) -> Connection:
+        """Hold a sandbox again that an earlier run of this node started, once it has proved to be that one: known as
+        ``sandbox_id`` from now on, as after `create`. Needs `Capability.SURVIVES_NODE`.
+
+        Raises:
+            StartFailed: ``reason`` gone: it does not run any more; unreachable: it does not answer or prove itself.
+                Nothing is held; what is left of it is a leftover.
+        """
+        raise NotImplementedError(f"sandboxes of backend {self.name} end with their node")
+
     def leftovers(self) -> dict[str, list[str]]:
         """Sandboxes on this machine that nodes of this data root made and this instance does not hold, as names for
         `remove_leftover`, by the id of the node that made them. Never one that somebody else made.
@@ -277,5 +330,10 @@ class SandboxBackend(ABC):
     def running(self) -> list[str]:
         """Ids of the sandboxes this backend instance holds; one whose death is told (`on_death`) is not among them."""
 
+    def detach(self) -> None:
+        """Let go of every sandbox and leave it running, for `attach` by the next run of this node; `close` follows, and
+        ends nothing then. What is being started is undone. Needs `Capability.SURVIVES_NODE`."""
+        raise NotImplementedError(f"sandboxes of backend {self.name} end with their node")
+
     def close(self) -> None:
-        """Release what the backend itself holds. Sandboxes of a backend without SURVIVES_NODE end."""
+        """Release what the backend itself holds. Sandboxes that it still holds end."""

@@ -61,7 +61,11 @@ class DockerBackend(SandboxBackend):
     """
 
     name: ClassVar[str] = "docker"
-    capabilities: ClassVar[frozenset[Capability]] = frozenset(Capability) - {Capability.SURVIVES_NODE}
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(Capability) - {
+        Capability.SURVIVES_NODE,
+        Capability.JOBS,
+        Capability.PTY,
+    }
     isolation: ClassVar[str] = "container (shares the host kernel unless its runtime does not)"
     default_image: ClassVar[str] = DEFAULT_IMAGE
 
