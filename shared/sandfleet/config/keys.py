@@ -29,6 +29,7 @@ SECTIONS = {
     "redis": "Where the fleet's state and queues are.",
     "sandbox": "What a sandbox is and how many there may be. DeerFlow's names are understood too.",
     "node": "What one machine of the fleet does.",
+    "checkpoints": "Copies of threads' data that outlive their machine.",
     "local": "Sandboxes of the `local` backend.",
     "client": "The process that uses sandboxes.",
     "tools": "Limits of the agent tools.",
@@ -44,7 +45,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "sandbox": (
         "use", "backend", "replicas", "overflow_policy", "acquire_timeout_s", "burst_limit", "max_per_user",
         "idle_timeout_s", "active_idle_timeout_s", "max_age_s", "lifecycle", "destroy_on_release",
-        "blank_pool", "reserve_free", "command_timeout_s", "tmp_bytes", "nofile",
+        "blank_pool", "reserve_free", "command_timeout_s", "max_job_s", "output_bytes", "tmp_bytes", "nofile",
         "allow_host_bash", "mounts", "environment", "env_inherit", "env_whitelist", "env_blacklist",
         "bash_output_max_chars", "read_file_output_max_chars", "ls_output_max_chars",
         # Of containers: what runs, what it may take, what it may reach, who may ask for more, how it is made.
@@ -55,7 +56,11 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "node": (
         "id=node_id", "backends", "labels", "data_root", "run_root", "concurrency", "start_concurrency",
         "start_timeout_s", "max_queue", "max_lane", "max_queue_bytes", "lease_s", "drain_timeout_s",
-        "cordon_after_failures", "min_free_bytes",
+        "detach_s", "cordon_after_failures", "min_free_bytes",
+    ),
+    "checkpoints": (
+        "url=checkpoint_url", "options=checkpoint_options", "on_release=checkpoint_on_release",
+        "every_s=checkpoint_every_s", "keep=checkpoint_keep", "max_bytes=checkpoint_max_bytes",
     ),
     "local": ("uid_base", "uid_count", "max_nproc"),
     "client": ("queue_timeout_s", "agent_ttl_s", "client_bytes", "fleet_bytes", "publish"),

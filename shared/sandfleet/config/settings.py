@@ -82,6 +82,11 @@ class Settings(BaseModel):
     )
     lease_s: float = Field(default=10.0, gt=0, description="How long a node may be silent before it counts as dead.")
     drain_timeout_s: float = Field(default=30.0, ge=0, description="How long a drain waits for what runs.")
+    detach_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="How long a node that is told to end keeps its containers for its next run; 0: it ends them.",
+    )
     burst_limit: int = Field(default=0, ge=0, description="Places above replicas for callers whose policy is burst.")
     idle_timeout_s: float = Field(default=600.0, ge=0, description="Warm sandboxes end after this long; 0 keeps them.")
     active_idle_timeout_s: float = Field(
@@ -89,6 +94,24 @@ class Settings(BaseModel):
     )
     max_age_s: float = Field(
         default=0.0, ge=0, description="Sandboxes older than this end when no operation runs in them; 0: no limit."
+    )
+    max_job_s: float = Field(default=86400.0, gt=0, le=86400, description="How long a background job may run at most.")
+    output_bytes: int = Field(
+        default=1024 * 1024, ge=64 * 1024, description="Live output of one command that Redis keeps for late readers."
+    )
+    checkpoint_url: str = Field(
+        default="", repr=False, description="Where nodes save threads' data, as fsspec knows it: s3://…; empty: nowhere."
+    )
+    checkpoint_options: Mapping[str, Any] = Field(
+        default_factory=dict, repr=False, description="fsspec's options for that place (keys, endpoints); never shown."
+    )
+    checkpoint_on_release: bool = Field(default=True, description="Save a thread's data when nobody uses it any more.")
+    checkpoint_every_s: float = Field(
+        default=0.0, ge=0, description="Save changed data of sandboxes in use this often; 0: only when they are released."
+    )
+    checkpoint_keep: int = Field(default=5, ge=1, description="Checkpoints kept of each thread; older ones are removed.")
+    checkpoint_max_bytes: int = Field(
+        default=10 * 1024**3, ge=0, description="Data of a thread above this is not saved; 0: no limit."
     )
     blank_pool: int = Field(
         default=2, ge=0, le=1000, description="Sandboxes a node keeps started ahead, where its backend can; 0: none."
