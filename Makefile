@@ -1,11 +1,13 @@
 # Every target sets up what it needs: `make demo` and `make test` work on a fresh checkout.
 #   make test ARGS="-k lanes"       passes ARGS on (to pytest, the demo or the bench)
 #   make test MARKS="docker"        runs another selection of tests
+#   make chaos SECONDS=60 ARGS="--backend local"
 #   make demo PYTHON=python3.13     names the interpreter for a new .venv
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports format docs bench images lock clean venv FORCE
+.PHONY: help demo test check chaos lint types imports format docs bench images lock clean venv FORCE
 
 VENV_STAMP := .venv/.sandfleet-stamp
+SECONDS ?= 600
 MARKS ?= not docker and not chaos and not slow
 ARGS ?=
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -33,6 +35,9 @@ test: $(VENV_STAMP) ## Run the default tests (at most 3 minutes; no root, Docker
 
 check: lint types imports ## Everything CI runs: lint, types, imports and all tests
 	@$(MAKE) --no-print-directory test MARKS=""
+
+chaos: $(VENV_STAMP) ## Torture a fleet for SECONDS with random faults and count what broke; writes build/chaos.json
+	@.venv/bin/python -m tests.chaos.torture --seconds $(SECONDS) $(ARGS)
 
 lint: $(VENV_STAMP) ## Check style and format
 	@.venv/bin/ruff check .
@@ -63,7 +68,7 @@ images: ## Build the images sandfleet/sandbox and sandfleet/service
 
 lock: ## Resolve requirements.lock anew (needs uv); ARGS="--upgrade" takes newer versions
 	@$(LOCK) --all-extras --group dev --output-file requirements.lock $(ARGS)
-	@$(LOCK) --extra cli --extra docker --extra flower --extra metrics --group build \
+	@$(LOCK) --extra checkpoints --extra cli --extra docker --extra flower --extra metrics --group build \
 		--constraint requirements.lock --output-file images/service/requirements.lock
 
 venv: $(VENV_STAMP) ## Make or refresh .venv and do nothing else

@@ -77,7 +77,7 @@ class Room:
 
     def turn(self, request: PlacementRequest, *, burst: bool = False) -> Turn:
         """The verdict for the next in line; ``burst``: it may take a place above the replicas."""
-        shape = (request.backend, frozenset(request.labels.items()), request.home, request.fresh)
+        shape = (request.backend, frozenset(request.labels.items()), request.home, request.fresh, request.if_gone)
         if shape not in self._fitting:
             self._fitting[shape] = fitting_nodes(request, self._nodes.values())
         fitting, reason = self._fitting[shape]

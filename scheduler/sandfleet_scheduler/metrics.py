@@ -25,7 +25,7 @@ from sandfleet.wire import queue_names
 __all__ = ["FleetCollector", "fleet_metrics", "scheduler_metrics"]
 
 _FRESH_S = 1.0
-_STATES = ("ready", "cordoned", "draining", "gone", "dead")
+_STATES = ("ready", "cordoned", "draining", "away", "gone", "dead")
 _DECIDED = {
     "acquires": ("sandfleet_acquire_requests", "Requests for a sandbox handled by this scheduler.", "outcome"),
     "placements": ("sandfleet_placements", "Attempts of this scheduler to take a place on a node.", "outcome"),

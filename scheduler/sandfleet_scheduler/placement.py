@@ -22,6 +22,7 @@ class PlacementRequest:
         home: data_id on which the thread's data lies; None for a new thread.
         fresh: The caller accepts empty data elsewhere when the home is away.
         spec_digest: Of the whole spec; nodes with a blank sandbox of it come first.
+        if_gone: The caller accepts another home when no node of this one is alive, whatever its state.
     """
 
     digest: str
@@ -30,6 +31,7 @@ class PlacementRequest:
     home: str | None = None
     fresh: bool = False
     spec_digest: str = ""
+    if_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ def choose_node(request: PlacementRequest, nodes: Iterable[NodeView]) -> Decisio
 
 def fitting_nodes(request: PlacementRequest, nodes: Iterable[NodeView]) -> tuple[tuple[NodeView, ...], str]:
     """The nodes that may take the sandbox, full or not; when there is none, the first thing that is missing."""
-    ready = [node for node in nodes if node.alive and node.state is NodeState.READY]
+    alive = [node for node in nodes if node.alive]
+    ready = [node for node in alive if node.state is NodeState.READY]
     if not ready:
         return (), "no_node"
     offering = [node for node in ready if request.backend in node.backends]
@@ -66,7 +69,8 @@ def fitting_nodes(request: PlacementRequest, nodes: Iterable[NodeView]) -> tuple
     if not labelled:
         return (), "no_label"
     at_home = [node for node in labelled if request.home is None or node.data_id == request.home]
-    if not at_home and not request.fresh:
+    gone = all(node.data_id != request.home for node in alive)
+    if not at_home and not request.fresh and not (request.if_gone and gone):
         return (), "home_away"
     return tuple(at_home or labelled), ""
 

@@ -38,7 +38,8 @@ def no_place(
     if reason == "home_away":
         return HomeUnavailable(
             f"the data of thread {request.identity.thread_id} lies on a data root whose nodes are away; wait for them, "
-            f"or acquire with on_lost='fresh' to start with empty data{cordoned}",
+            "or acquire with on_lost='restore' to go on with the newest checkpoint once they are gone, or with "
+            f"on_lost='fresh' to start with empty data{cordoned}",
             retry_after_s=1.0,
             thread_id=request.identity.thread_id,
         )

@@ -21,6 +21,7 @@ from sandfleet.store.base import Push, Reserved, Route
 from sandfleet.wire import SCHEDULER_QUEUE, VERSION, celery_message
 from sandfleet_scheduler.asking import AcquireRequest
 from sandfleet_scheduler.line import Room, Verdict
+from sandfleet_scheduler.patience import Patience
 from sandfleet_scheduler.placement import Decision, choose_node
 from sandfleet_scheduler.refusing import no_place, quota_reached
 
@@ -31,6 +32,8 @@ log = logging.getLogger("sandfleet.scheduler")
 #: What `Scheduler.place` says of a thread that waits for a place.
 IN_LINE = "in line"
 _CREATE_WITHIN_S = 60.0
+#: Data may have to come over the network first.
+_RESTORE_WITHIN_S = 900.0
 
 
 class Scheduler:
@@ -105,13 +108,17 @@ class Scheduler:
         Raises:
             NotStarted: The store lost its data a moment ago, or the node took the place but not the creation.
         """
+        home = self.store.thread_home(request.identity) if request.on_lost != "wait_for_home" else None
+        restore = request.begins_with(away=home is not None and home != node.data_id)
+        long = restore is not None or self.client.settings.container.restore_on_start
+        within_s = _RESTORE_WITHIN_S if long else _CREATE_WITHIN_S
         told = self.store.reserve(
             request.identity,
             request.spec,
             node_id=node.node_id,
             incarnation=node.incarnation,
             data_id=node.data_id,
-            expires_s=_CREATE_WITHIN_S,
+            expires_s=within_s,
             burst=burst,
             max_per_user=self.max_per_user,
             from_line=from_line,
@@ -119,7 +126,12 @@ class Scheduler:
         )
         self.tally.add("placements", told.status)
         if told.status == "reserved" and told.route is not None:
-            self._create(request, told.route, told.blank)
+            args: dict[str, Any] = {"spec": request.spec.to_wire(), "asked_at_ms": request.asked_at_ms}
+            if told.blank:
+                args["blank"] = told.blank
+            if restore is not None:
+                args["restore"] = restore
+            self._create(request, told.route, args, within_s)
         elif told.status == "recovering":
             raise NotStarted(
                 f"Redis lost its data; thread {request.identity.thread_id} waits until every node has told what it "
@@ -167,7 +179,8 @@ class Scheduler:
 
     def _under_way(self, identity: Identity, nodes: Sequence[NodeView]) -> str | None:
         """What an earlier request for the same thread has come to, if that is why no place is left for this one."""
-        serving = {node.node_id for node in nodes if node.alive and node.state in (NodeState.READY, NodeState.CORDONED)}
+        states = (NodeState.READY, NodeState.CORDONED, NodeState.AWAY)
+        serving = {node.node_id for node in nodes if node.alive and node.state in states}
         for sandbox_id in sandbox_id_candidates(identity.digest)[:2]:
             info = self.store.sandbox(sandbox_id)
             if info is None or (info.thread_id, info.user_id) != (identity.thread_id, identity.user_id):
@@ -176,12 +189,9 @@ class Scheduler:
                 return str(info.state)
         return None
 
-    def _create(self, request: AcquireRequest, route: Route, blank: str) -> None:
-        args: dict[str, Any] = {"spec": request.spec.to_wire(), "asked_at_ms": request.asked_at_ms}
-        if blank:
-            args["blank"] = blank
+    def _create(self, request: AcquireRequest, route: Route, args: Mapping[str, Any], within_s: float) -> None:
         try:
-            recorded = self.send("node.create", request.identity, route, args, "creating")
+            recorded = self.send("node.create", request.identity, route, args, "creating", within_s)
         except SandfleetError as exc:
             self.store.create_failed(route, exc.to_wire())
             raise
@@ -189,7 +199,15 @@ class Scheduler:
             error = NotStarted(f"node {route.node_id} did not take the creation: {recorded}", retry_after_s=0.2)
             self.store.create_failed(route, error.to_wire())
 
-    def send(self, kind: str, identity: Identity, route: Route, args: Mapping[str, Any], expect: str) -> str:
+    def send(
+        self,
+        kind: str,
+        identity: Identity,
+        route: Route,
+        args: Mapping[str, Any],
+        expect: str,
+        within_s: float = _CREATE_WITHIN_S,
+    ) -> str:
         """Record and publish a lifecycle operation that nobody waits for by op id; what `Store.record` said."""
         record, push = lifecycle_message(
             new_op_id(),
@@ -199,24 +217,34 @@ class Scheduler:
             args,
             expect=expect,
             now_ms=self.client.now_ms(),
-            within_s=_CREATE_WITHIN_S,
+            within_s=within_s,
         )
         return self.store.record(record, push).status
 
     # --- dead nodes --------------------------------------------------------------------------
 
-    def reconcile(self) -> list[str]:
-        """Close out every node whose lease lapsed; their ids. Under a lock, so that one scheduler does it.
+    def reconcile(self, patience: Patience | None = None) -> list[str]:
+        """Close out every node whose lease lapsed, unless there is reason for ``patience``; their ids. Under a lock, so
+        that one scheduler does it.
 
         A node that is gone already is closed too while it has anything left: whoever closed it (another scheduler, or
         the leaving node itself) may have died in the middle.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
         """
-        if not self.store.lock("reconcile", self.client.id, ttl_s=5.0):
+        asked_at = time.monotonic()
+        nodes = self.store.nodes()
+        if patience is not None:
+            # After the list was made: what disturbed Redis before that has made leases lapse in it.
+            patience.look(asked_at=asked_at, now_ms=self.store.now_ms(), moves=self.store.moves)
+            if not patience.over:
+                return []
+        silent = [n for n in nodes if not n.alive and (n.state is not NodeState.GONE or n.inflight or n.places)]
+        if not silent or not self.store.lock("reconcile", self.client.id, ttl_s=5.0):
             return []
         closed = []
-        for node in self.store.nodes():
-            if node.alive or (node.state is NodeState.GONE and not node.inflight and not node.places):
-                continue
+        for node in silent:
             started = time.monotonic()
             answered = 0
             while True:

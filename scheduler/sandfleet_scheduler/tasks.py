@@ -19,13 +19,14 @@ from sandfleet.celery_app import celery_app, queue_of
 from sandfleet.client import Client
 from sandfleet.config import Settings
 from sandfleet.errors import OperationFailed, SandfleetError
-from sandfleet.intake import CONSUMER, guard_intake
+from sandfleet.intake import CONSUMER, FollowRedis, guard_intake
 from sandfleet.logs import add_context
 from sandfleet.metrics import new_registry
 from sandfleet.ops import OPS, task_name
 from sandfleet.task_events import EventFlush
 from sandfleet.wire import OPS_QUEUE, SCHEDULER_QUEUE, WAITING_QUEUE
 from sandfleet_scheduler.gateway import Gateway
+from sandfleet_scheduler.patience import Patience
 from sandfleet_scheduler.results import PlainResults
 from sandfleet_scheduler.service import Scheduler
 from sandfleet_scheduler.serving import LineServer
@@ -65,6 +66,8 @@ def scheduler_app(settings: Settings) -> Celery:
     for kind in OPS:
         app.register_task(_gateway_task(gateway, kind))
     app.steps["consumer"].add(EventFlush)
+    app.steps["consumer"].add(FollowRedis)
+    FollowRedis.look_at(app, client.store)
     if settings.metrics_address:
         app.steps["worker"].add(_metrics_step(settings, scheduler))
     app.steps["worker"].add(_reconciler_step(settings, scheduler, line, PlainResults(app, client.store)))
@@ -129,18 +132,14 @@ def _reconciler_step(
             results.start()
 
         def loop(self) -> None:
-            # While Redis is away no node can renew: after an outage (and at our own start, which may follow one)
-            # every live node gets a full lease to show itself before silence means death.
-            patient_until = time.monotonic() + settings.lease_s
+            patience = Patience(settings.lease_s, time.monotonic)
             while not self.stopped.wait(min(1.0, settings.lease_s / 4)):
                 try:
-                    patient = time.monotonic() <= patient_until
-                    if not patient:
-                        scheduler.reconcile()
-                    # Whoever had the message to serve it may have died with it. (It also shows whether Redis is there.)
-                    line.serve_if_due(refuse=not patient)
+                    scheduler.reconcile(patience)
+                    # Whoever had the message to serve it may have died with it.
+                    line.serve_if_due(refuse=patience.over)
                 except SandfleetError as exc:
-                    patient_until = time.monotonic() + settings.lease_s
+                    patience.begin("Redis was away")
                     log.warning("reconcile.failed", extra={"error": str(exc)})
                 except Exception:
                     # Dead nodes must be closed out for as long as this process lives.

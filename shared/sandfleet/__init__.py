@@ -12,15 +12,23 @@ An agent backend imports this package and nothing else::
 from __future__ import annotations
 
 from sandfleet.aio import AsyncSandbox, AsyncSandboxProvider
+from sandfleet.checkpoints import Checkpoint, Restoration
 from sandfleet.config import Settings
 from sandfleet.errors import SandfleetError
 from sandfleet.ids import Identity
+from sandfleet.jobs import AsyncJob, Job
 from sandfleet.model import (
     CommandResult,
     FileInfo,
     GrepMatch,
     Health,
+    JobState,
+    JobStatus,
     NodeView,
+    OutputChunk,
+    OutputEnd,
+    OutputGap,
+    Process,
     SandboxInfo,
     SandboxMetrics,
     SandboxSpec,
@@ -40,15 +48,25 @@ from sandfleet.transfer import Transfer
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncJob",
     "AsyncSandbox",
     "AsyncSandboxProvider",
     "Batch",
+    "Checkpoint",
     "CommandResult",
     "FileInfo",
     "GrepMatch",
     "Health",
     "Identity",
+    "Job",
+    "JobState",
+    "JobStatus",
     "NodeView",
+    "OutputChunk",
+    "OutputEnd",
+    "OutputGap",
+    "Process",
+    "Restoration",
     "Sandbox",
     "SandboxInfo",
     "SandboxMetrics",

@@ -54,6 +54,8 @@ _SILENT_S = 2.5 * _LINE_SLICE_S
 _NO_TIME_S = 0.001
 _AFTER_LINE_S = 1.0
 _AGAIN_S = 0.2
+#: Between two looks whether a node that is away has come back.
+_AWAY_S = 0.3
 #: Reasons that an overflow policy decides about.
 _FULL = ("full", "quota", "in_line")
 
@@ -73,6 +75,7 @@ class Asking:
         place: Called instead of publishing ``scheduler.acquire`` (by a scheduler that is its own client); gives whether
             the thread stands in line now.
         waiter_id: The waiter's id, for a caller that comes again; a fresh one by default.
+        restore: What to begin with: ``{"checkpoint": id, "from": thread or None}``; None is what the thread has.
         line_patience_s: How long to wait in line before `StandsInLine` is raised; None waits until the end.
     """
 
@@ -84,6 +87,7 @@ class Asking:
     place: Callable[[], bool] | None = None
     waiter_id: str | None = None
     line_patience_s: float | None = None
+    restore: Mapping[str, Any] | None = None
 
 
 #: What of the container settings a caller may ask of a node; a node that allows less says so.
@@ -113,7 +117,7 @@ def acquire_steps(client: Client, asking: Asking) -> Steps[Route]:
         StartFailed: It could not be started; with the reason ``backing_off`` repeatedly, and not tried again before
             ``retry_after_s``.
         QuotaExceeded, HomeUnavailable, NotStarted, StoreUnavailable: As they say.
-        ReplyTimeout: No scheduler answered.
+        ReplyTimeout: No scheduler ever answered.
         StandsInLine: Only with ``line_patience_s``.
     """
     began = time.monotonic()
@@ -136,6 +140,11 @@ def acquire_steps(client: Client, asking: Asking) -> Steps[Route]:
             if time.monotonic() + pause_s >= until:
                 raise
             yield Sleep(pause_s)
+        except ReplyTimeout:
+            if last is None:
+                raise
+            # What the fleet said a moment ago tells more than that the time was up before it could say it again.
+            raise last from None
 
 
 def _ask(client: Client, asking: Asking, began: float, left_s: float) -> Steps[Route]:
@@ -265,6 +274,8 @@ def _request(op_id: str, asking: Asking, settings: Settings, asked_at_ms: int) -
         "overflow": settings.overflow_policy,
         "asked_at_ms": asked_at_ms,
     }
+    if asking.restore is not None:
+        request["restore"] = dict(asking.restore)
     shown = f"acquire: {asking.identity.thread_id}"
     message = celery_message("scheduler.acquire", op_id, request, queue=SCHEDULER_QUEUE, describe=shown)
     return Push(SCHEDULER_QUEUE, message)
@@ -312,8 +323,10 @@ def send_lifecycle(
         reply_to=client.id,
     )
     try:
-        recorded: Recorded = yield Do(lambda: client.store.record(record, push))
+        recorded, waited = yield from _recorded(client, record, push, within_s)
         pending.now_recorded()
+        if recorded.status == "not_found" and waited and not args.get("delete_data"):
+            return {"ok": {}}  # its node came back and has ended it by itself
         if recorded.status != "recorded":
             raise NotStarted(
                 f"{kind} of sandbox {route.sandbox_id} was not taken: {recorded.status}",
@@ -333,6 +346,17 @@ def send_lifecycle(
     return reply
 
 
+def _recorded(client: Client, record: OpRecord, push: Push, within_s: float) -> Steps[tuple[Recorded, bool]]:
+    """What the store says of it, once its node is back or closed out; and whether it was not there."""
+    until, waited = time.monotonic() + within_s, False
+    recorded: Recorded = yield Do(lambda: client.store.record(record, push))
+    while recorded.status in ("away", "node_down") and time.monotonic() < until:
+        waited = True
+        yield Sleep(_AWAY_S)
+        recorded = yield Do(lambda: client.store.record(record, push))
+    return recorded, waited
+
+
 def lifecycle_message(
     op_id: str,
     kind: str,
@@ -349,6 +373,7 @@ def lifecycle_message(
     until_ms = now_ms + int(within_s * 1000)
     message = OpMessage(op_id, kind, identity, route, (), args, None, until_ms, until_ms, reply_to, now_ms)
     shown = f"{kind.partition('.')[2]}: {identity.thread_id} · {route.sandbox_id[:12]}"
-    record = OpRecord(op_id, kind, route, identity.digest, until_ms, until_ms, reply_to, shown, expect)
+    effect = expect != "node"
+    record = OpRecord(op_id, kind, route, identity.digest, until_ms, until_ms, reply_to, shown, expect, effect)
     queue = node_queue(route.node_id)
     return record, Push(queue, celery_message(kind, op_id, message.to_wire(), queue=queue, describe=shown))

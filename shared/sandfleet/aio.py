@@ -6,19 +6,25 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 from sandfleet import calls
+from sandfleet.checkpointing import AsyncCheckpointing
 from sandfleet.client import Answer, Call, Target
 from sandfleet.config import Settings
 from sandfleet.download import download
 from sandfleet.errors import PathNotFound
 from sandfleet.ids import Identity, is_sandbox_id
+from sandfleet.job_steps import job_statuses, processes
+from sandfleet.jobs import AsyncJob
+from sandfleet.live import Callbacks, OnGap, OnOutput, followed_async
 from sandfleet.model import (
     CommandResult,
     FileInfo,
     GrepMatch,
     Health,
+    JobStatus,
+    Process,
     SandboxInfo,
     SandboxMetrics,
     SandboxSpec,
@@ -33,7 +39,7 @@ from sandfleet.transfer import Progress, Transfer, upload
 __all__ = ["AsyncSandbox", "AsyncSandboxProvider"]
 
 
-class AsyncSandboxProvider:
+class AsyncSandboxProvider(AsyncCheckpointing):
     """`SandboxProvider` for event loops. One instance serves several loops at once.
 
     Args:
@@ -145,6 +151,16 @@ class AsyncSandbox:
         """See `Sandbox.execute_command`."""
         return calls.shown(await self.run(command, env=env, timeout_s=timeout), timeout)
 
+    @overload
+    async def run(
+        self, command: str | Sequence[str], *, background: Literal[True], **options: Unpack[calls.RunOptions]
+    ) -> AsyncJob: ...
+
+    @overload
+    async def run(
+        self, command: str | Sequence[str], *, background: Literal[False] = False, **options: Unpack[calls.RunOptions]
+    ) -> CommandResult: ...
+
     async def run(
         self,
         command: str | Sequence[str],
@@ -159,8 +175,14 @@ class AsyncSandbox:
         queue_timeout_s: float | None = None,
         op_id: str | None = None,
         errors: str = "replace",
-    ) -> CommandResult:
-        """See `Sandbox.run`."""
+        on_stdout: OnOutput | None = None,
+        on_stderr: OnOutput | None = None,
+        on_gap: OnGap | None = None,
+        background: bool = False,
+        stdin_open: bool = False,
+        pty: bool | tuple[int, int] = False,
+    ) -> CommandResult | AsyncJob:
+        """See `Sandbox.run`; the callbacks are called on the event loop, and may be coroutine functions."""
         call = calls.execute(
             command,
             cwd=cwd,
@@ -173,8 +195,29 @@ class AsyncSandbox:
             queue_timeout_s=queue_timeout_s,
             op_id=op_id,
             errors=errors,
+            background=background,
+            stdin_open=stdin_open,
+            pty=pty,
+            on_output=on_stdout is not None or on_stderr is not None,
         )
-        return calls.command_result(await self._call(call))
+        if background:
+            return AsyncJob(self._provider._sync, self._target, (await self._call(call)).op_id, seen=True)
+        if on_stdout is None and on_stderr is None:
+            return calls.command_result(await self._call(call))
+        client, callbacks = self._provider._sync._client(), Callbacks(on_stdout, on_stderr, on_gap)
+        return calls.command_result(await followed_async(client, self._steps, call, callbacks))
+
+    def job(self, job_id: str) -> AsyncJob:
+        """See `Sandbox.job`; no I/O, hence no await."""
+        return AsyncJob(self._provider._sync, self._target, job_id)
+
+    async def jobs(self) -> list[JobStatus]:
+        """See `Sandbox.jobs`."""
+        return job_statuses(await self._call(Call("list_jobs", {})))
+
+    async def processes(self) -> list[Process]:
+        """See `Sandbox.processes`."""
+        return processes(await self._call(Call("list_processes", {})))
 
     async def close_session(self, session: str) -> None:
         """See `Sandbox.close_session`."""

@@ -166,6 +166,9 @@ Done = Callable[[Completion], None]
 class Connection(ABC):
     """The node's way into one running sandbox. Thread-safe."""
 
+    #: What this sandbox cannot do although its backend can; asked for it, it completes with `NotSupported`.
+    lacks: ClassVar[frozenset[Capability]] = frozenset()
+
     @abstractmethod
     def start(self, op: Operation, done: Done) -> None:
         """Begin the operation and return at once; ``done`` is called exactly once, from any thread.
@@ -325,6 +328,15 @@ class SandboxBackend(ABC):
     @abstractmethod
     def probe(self, sandbox_id: str) -> Liveness:
         """Whether the sandbox answers now."""
+
+    def outdated(self) -> list[str]:
+        """Ids of running sandboxes (and blank ones) whose image has another one in its place by now: what is started
+        from here on is newer. Asks for it, and may take seconds.
+
+        Raises:
+            SandfleetError: It cannot be told now.
+        """
+        return []
 
     @abstractmethod
     def running(self) -> list[str]:

@@ -4,17 +4,41 @@ from __future__ import annotations
 
 import base64
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypedDict
 
 from sandfleet.client import Answer, Call, Client, Target
 from sandfleet.errors import FileTooLarge, InternalError, InvalidArgument, SandboxNotFound, from_wire
 from sandfleet.ids import Identity
+from sandfleet.job_values import OutputGap
 from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health, SandboxInfo, SandboxMetrics, TextRead
 from sandfleet.partial import Listed, Searched
 from sandfleet.steps import Do, Steps
 from sandfleet.store.base import OpView
+
+#: How long a job may take to begin.
+_BEGIN_S = 60.0
+
+
+class RunOptions(TypedDict, total=False):
+    """What `Sandbox.run` takes beside the command and ``background``, for type checkers."""
+
+    cwd: str | None
+    env: Mapping[str, str] | None
+    user: str | None
+    stdin: str | bytes | None
+    timeout_s: float | None
+    session: str | None
+    max_output_bytes: int | None
+    queue_timeout_s: float | None
+    op_id: str | None
+    errors: str
+    on_stdout: Callable[[bytes], Any] | None
+    on_stderr: Callable[[bytes], Any] | None
+    on_gap: Callable[[OutputGap], Any] | None
+    stdin_open: bool
+    pty: bool | tuple[int, int]
 
 
 def execute(
@@ -30,8 +54,15 @@ def execute(
     queue_timeout_s: float | None,
     op_id: str | None,
     errors: str = "replace",
+    background: bool = False,
+    stdin_open: bool = False,
+    pty: bool | tuple[int, int] = False,
+    on_output: bool = False,
 ) -> Call:
     """The call of `Sandbox.run`."""
+    if background and on_output:
+        why = "a job's output is read with Job.output(); leave on_stdout and on_stderr out"
+        raise InvalidArgument(why, argument="background")
     if errors not in ("replace", "surrogateescape"):
         raise InvalidArgument(f"errors must be replace or surrogateescape, not {errors!r}", argument="errors")
     args: dict[str, Any] = {"command": command} if isinstance(command, str) else {"argv": list(command)}
@@ -43,10 +74,21 @@ def execute(
         "session": session,
         "max_output_bytes": max_output_bytes,
         "as_bytes": True if errors == "surrogateescape" else None,
+        "background": background or None,
+        "stdin_open": stdin_open or None,
+        "pty": _terminal(pty),
     }
     args.update({key: value for key, value in given.items() if value is not None})
     content = stdin.encode() if isinstance(stdin, str) else stdin
-    return Call("execute_command", args, content, timeout_s, queue_timeout_s, op_id)
+    # A job is answered when it runs, whatever time it has.
+    return Call("execute_command", args, content, _BEGIN_S if background else timeout_s, queue_timeout_s, op_id)
+
+
+def _terminal(pty: bool | tuple[int, int]) -> dict[str, int] | None:
+    if isinstance(pty, bool):
+        return {"rows": 24, "cols": 80} if pty else None
+    rows, cols = pty
+    return {"rows": int(rows), "cols": int(cols)}
 
 
 def command_result(answer: Answer) -> CommandResult:

@@ -14,7 +14,8 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 from sandfleet.config import Settings
-from sandfleet.connection import check_url
+from sandfleet.config.sentinel import SCHEME, parse_sentinels
+from sandfleet.connection import check_url, sentinel_options
 from sandfleet.errors import ConfigError
 from sandfleet.ops import OPS, task_name
 from sandfleet.wire import OPS_QUEUE, SCHEDULER_QUEUE
@@ -44,7 +45,7 @@ def celery_app(settings: Settings | None = None, *, name: str = "sandfleet") -> 
     """
     settings = settings or Settings.load()
     check_url(settings.redis_url, allow_insecure=settings.allow_insecure_redis)
-    url = _broker_url(settings.redis_url)
+    url, by_sentinel = _broker_url(settings.redis_url), _sentinel_transport(settings.redis_url)
     app = Celery(name, broker=url, backend=url, set_as_current=False)
     app.conf.update(
         task_serializer="json",
@@ -75,8 +76,9 @@ def celery_app(settings: Settings | None = None, *, name: str = "sandfleet") -> 
             "socket_connect_timeout": 3,
             "socket_timeout": 10,
             "health_check_interval": 10,
+            **by_sentinel,
         },
-        result_backend_transport_options={"retry_policy": {"timeout": 5.0}},
+        result_backend_transport_options={"retry_policy": {"timeout": 5.0}, **by_sentinel},
     )
     if set(app.conf.accept_content) != {"json"}:
         raise ConfigError(
@@ -87,11 +89,21 @@ def celery_app(settings: Settings | None = None, *, name: str = "sandfleet") -> 
 
 def _broker_url(url: str) -> str:
     """The URL as kombu spells it: a socket has a scheme of its own there, and its database another name."""
+    if url.startswith(SCHEME):
+        return parse_sentinels(url).as_celery_spells_it()
     parts = urlsplit(url)
     if parts.scheme != "unix":
         return url
     query = [("virtual_host" if name == "db" else name, value) for name, value in parse_qsl(parts.query)]
     return f"redis+socket://{parts.netloc}{parts.path}" + (f"?{urlencode(query)}" if query else "")
+
+
+def _sentinel_transport(url: str) -> dict[str, Any]:
+    """What broker and result backend must know beside their URL when Sentinels say where Redis is."""
+    if not url.startswith(SCHEME):
+        return {}
+    found = parse_sentinels(url)
+    return {"master_name": found.service, "sentinel_kwargs": sentinel_options(found)}
 
 
 def _route(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **_: Any) -> dict[str, Any] | None:

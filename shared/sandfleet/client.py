@@ -29,7 +29,7 @@ from sandfleet.errors import (
     from_wire,
 )
 from sandfleet.holds import Holds
-from sandfleet.ids import Identity, check_op_id, new_op_id, new_token, resend_id
+from sandfleet.ids import Identity, check_op_id, new_op_id, new_token
 from sandfleet.model import Timings
 from sandfleet.ops import CONTENT_KINDS, MAX_TIMEOUT_S, OPS, describe, lanes_of, parse_args, task_name
 from sandfleet.publish import publisher
@@ -38,14 +38,13 @@ from sandfleet.replies import Pending, ReplyReader
 from sandfleet.steps import Do, Sleep, Steps, Wait
 from sandfleet.store import open_store
 from sandfleet.store.base import OpRecord, Recorded, Route, Store
+from sandfleet.tries import Tries
 from sandfleet.wire import OpMessage, node_queue, take_beside
 
 __all__ = ["Answer", "Call", "Client", "Target"]
 
 log = logging.getLogger("sandfleet.client")
 
-#: How often one call is sent again after it is known not to have begun.
-_RESENDS = 4
 #: Beyond start_by and the operation's own deadline, how long the client waits for the answer.
 _REPLY_GRACE_S = 15.0
 
@@ -176,24 +175,25 @@ class Client:
             if given_s is not None and not 0 < given_s <= MAX_TIMEOUT_S:
                 raise InvalidArgument(f"{name} must be above 0 and at most {MAX_TIMEOUT_S:g} seconds", argument=name)
         budget_s = call.queue_timeout_s or self.settings.queue_timeout_s
-        attempt_id, resends, outages = op_id, 0, 0
+        attempt_id, tries, outages = op_id, Tries(), 0
         packed: _Packed | None = None
         while True:
             try:
                 if packed is None:
                     packed = yield Do(lambda: self._pack(args, call))
                 left_s = max(budget_s - (time.monotonic() - started), 0.001)
-                reply = yield from self._attempt(target, call, attempt_id, args, packed, left_s)
+                reply = yield from self._attempt(target, call, attempt_id, args, packed, left_s, tries)
                 answer: Answer = yield Do(lambda: self._decode(attempt_id, reply, started))  # noqa: B023
                 return answer
             except (NotStarted, Busy) as exc:
-                pause_s = exc.retry_after_s or min(0.05 * 2**resends, 0.5)
-                if resends == _RESENDS or budget_s - (time.monotonic() - started) < pause_s:
+                wanted_s = tries.pause_s(exc)
+                if wanted_s is None or budget_s - (time.monotonic() - started) < wanted_s:
                     raise
-                resends += 1
-                # A tombstoned op id stays closed for ever; the same call gets the next id, in a row that is
-                # the same for whoever repeats it.
-                attempt_id = resend_id(op_id, resends)
+                pause_s = wanted_s
+                if tries.recorded:
+                    # A tombstoned op id stays closed for ever; the same call gets the next id, in a row that is
+                    # the same for whoever repeats it.
+                    attempt_id = tries.next_id(op_id)
                 target.route = None
                 if packed is not None and packed.in_blobs:
                     # The node may have given these bytes back already; they go out anew, and count once.
@@ -242,12 +242,15 @@ class Client:
         args: dict[str, Any],
         packed: _Packed,
         queue_s: float,
+        tries: Tries,
     ) -> Steps[str]:
         """Record and publish one op id and wait for its reply JSON."""
+        tries.recorded = False
         reader = self._reader or (yield Do(self.reader))
         pending: Pending = reader.expect(op_id, recorded=False)
         try:
             recorded: Recorded = yield Do(lambda: self._record_or_drop(target, call, op_id, args, packed, queue_s))
+            tries.recorded = True
             if recorded.status == "duplicate":
                 if recorded.reply is not None:
                     return recorded.reply

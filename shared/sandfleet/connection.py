@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -11,14 +12,18 @@ import redis
 from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError, Sentinel
 
+from sandfleet.config.sentinel import SCHEME, Sentinels, parse_sentinels
 from sandfleet.config.urls import redis_url_problem
 from sandfleet.errors import ConfigError, InsecureRedis, InternalError, SandfleetError, StoreUnavailable
 
-__all__ = ["ALLOW_INSECURE", "check_server", "check_url", "connect", "redacted", "translate"]
+__all__ = ["ALLOW_INSECURE", "check_server", "check_url", "connect", "redacted", "sentinel_options", "translate"]
 
 ALLOW_INSECURE = "SANDFLEET_ALLOW_INSECURE_REDIS"
 SOCKET_TIMEOUT_S = 5.0
+#: A Sentinel answers from memory, and there are others.
+_SENTINEL_TIMEOUT_S = 1.0
 _OLDEST = (6, 2)
 
 
@@ -37,7 +42,9 @@ def check_url(url: str, *, allow_insecure: bool = False) -> None:
         return
     if parts.scheme == "unix" or parts.password or parse_qs(parts.query).get("password"):
         return
-    if not _is_loopback(parts.hostname or "localhost"):
+    if url.startswith(SCHEME):
+        _check_sentinels(parse_sentinels(url))
+    elif not _is_loopback(parts.hostname or "localhost"):
         raise InsecureRedis(
             f"{redacted(url)} is reachable from the network and has no password; whoever reaches it commands "
             f"every sandbox. Put one in the URL (redis://:PASSWORD@{parts.hostname}:{parts.port or 6379}/0) "
@@ -46,11 +53,22 @@ def check_url(url: str, *, allow_insecure: bool = False) -> None:
         )
 
 
+def _check_sentinels(found: Sentinels) -> None:
+    if not found.password and not all(_is_loopback(host) for host, _ in found.hosts):
+        raise InsecureRedis(
+            f"{found.shown()} names Sentinels on the network and no password of Redis; whoever reaches that commands "
+            f"every sandbox. Put it in the URL (sentinel://:PASSWORD@…) or set {ALLOW_INSECURE}=1 if the network "
+            "itself is private.",
+            url=found.shown(),
+        )
+
+
 def connect(url: str, *, blocking: bool = False, name: str = "", decode: bool = True) -> redis.Redis:
     """A client that never repeats a command on its own.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``.
+        url: ``redis://``, ``rediss://``, ``unix://``, or ``sentinel://``: each connection then asks the Sentinels for
+            the primary of this moment.
         blocking: For commands that wait in the server: no socket timeout, so give it a connection of its own.
         name: Shown by ``CLIENT LIST``.
         decode: Answers as text; False gives bytes.
@@ -59,8 +77,10 @@ def connect(url: str, *, blocking: bool = False, name: str = "", decode: bool = 
         ConfigError: It is not a Redis URL.
     """
     _split(url)
+    options = _options(blocking=blocking, name=name, decode=decode)
+    if url.startswith(SCHEME):
+        return _by_sentinel(parse_sentinels(url), options)
     try:
-        options = _options(blocking=blocking, name=name, decode=decode)
         if url.startswith("unix:"):
             for tcp_only in ("socket_keepalive", "maint_notifications_config"):
                 del options[tcp_only]
@@ -68,6 +88,26 @@ def connect(url: str, *, blocking: bool = False, name: str = "", decode: bool = 
     except (ValueError, TypeError) as exc:
         raise ConfigError(f"{redacted(url)} cannot be used as a Redis URL: {exc}") from exc
     return client
+
+
+def _by_sentinel(found: Sentinels, options: dict[str, Any]) -> redis.Redis:
+    login = {"username": found.username or None, "password": found.password or None}
+    how = {"sentinel_kwargs": sentinel_options(found), "db": found.db, **login, **options}
+    asking = Sentinel(list(found.hosts), **how)  # type: ignore[no-untyped-call]
+    client: redis.Redis = asking.master_for(found.service)  # type: ignore[no-untyped-call]
+    return client
+
+
+def sentinel_options(found: Sentinels) -> dict[str, Any]:
+    """How the Sentinels themselves are asked, as redis-py takes it."""
+    return {
+        "socket_timeout": _SENTINEL_TIMEOUT_S,
+        "socket_connect_timeout": _SENTINEL_TIMEOUT_S,
+        # The next one is asked instead.
+        "retry": Retry(NoBackoff(), 0),
+        "username": found.sentinel_username or None,
+        "password": found.sentinel_password or None,
+    }
 
 
 def _options(*, blocking: bool, name: str, decode: bool) -> dict[str, Any]:
@@ -102,25 +142,33 @@ def check_server(info: dict[str, Any], url: str) -> None:
         raise ConfigError(f"{redacted(url)} runs Redis {version}; sandfleet needs 6.2 or newer.")
 
 
+#: What a server refuses everything for while its state lasts: redis-py's class of it or a word in it, how long, why.
+_STATES: tuple[tuple[type[redis.RedisError] | None, str, float | None, str, str], ...] = (
+    (MasterNotFoundError, "", 1.0, "no_primary", "cannot be found: no Sentinel answers or knows a primary that works"),
+    (redis.AuthenticationError, "NOAUTH|WRONGPASS", None, "auth", "refuses the credentials: {text}"),
+    (redis.BusyLoadingError, "LOADING", 1.0, "loading", "is loading its data"),
+    (redis.OutOfMemoryError, "OOM", 5.0, "full", "is full (maxmemory reached)"),
+    (redis.ReadOnlyError, "READONLY", None, "read_only", "is a read-only replica; use the primary"),
+    (None, "NOREPLICAS", 1.0, "no_replicas", "has too few replicas and refuses writes (min-replicas-to-write)"),
+    (None, "BUSY", 1.0, "busy", "is busy with somebody's script"),
+    (None, "MISCONF", None, "misconf", "cannot persist and refuses writes: {text}"),
+    (redis.TimeoutError, "", 1.0, "timeout", "did not answer in time"),
+)
+
+
 def translate(exc: redis.RedisError, url: str) -> SandfleetError:
     """What a redis-py error means for the caller."""
     where, text = redacted(url), str(exc)
-    if isinstance(exc, redis.AuthenticationError) or text.startswith(("NOAUTH", "WRONGPASS")):
-        return StoreUnavailable(f"Redis at {where} refuses the credentials: {text}", reason="auth")
-    if isinstance(exc, redis.BusyLoadingError) or text.startswith("LOADING"):
-        return StoreUnavailable(f"Redis at {where} is loading its data", retry_after_s=1.0, reason="loading")
-    if isinstance(exc, redis.OutOfMemoryError) or text.startswith("OOM") or "OOM command" in text:
-        return StoreUnavailable(f"Redis at {where} is full (maxmemory reached)", retry_after_s=5.0, reason="full")
-    if isinstance(exc, redis.ReadOnlyError) or "READONLY" in text:
-        return StoreUnavailable(f"Redis at {where} is a read-only replica; use the primary", reason="read_only")
+    for kind, words, retry_after_s, reason, why in _STATES:
+        # Behind a script's own words the code stands anywhere.
+        if (kind is not None and isinstance(exc, kind)) or (words and re.search(rf"\b(?:{words})\b", text)):
+            return StoreUnavailable(
+                f"Redis at {where} {why.format(text=text)}", retry_after_s=retry_after_s, reason=reason
+            )
     if text.startswith(("MOVED", "CROSSSLOT", "CLUSTERDOWN")):
         return ConfigError(f"{where} is a Redis Cluster, which sandfleet cannot use")
-    if "MISCONF" in text:
-        return StoreUnavailable(f"Redis at {where} cannot persist and refuses writes: {text}", reason="misconf")
     if "NOPERM" in text:
         return ConfigError(f"the Redis user at {where} lacks a permission: {text}")
-    if isinstance(exc, redis.TimeoutError):
-        return StoreUnavailable(f"Redis at {where} did not answer in time", retry_after_s=1.0, reason="timeout")
     if isinstance(exc, redis.ConnectionError):
         reason = "refused" if "refused" in text else "connection"
         return StoreUnavailable(f"Redis at {where} cannot be reached: {text}", retry_after_s=1.0, reason=reason)
@@ -130,6 +178,8 @@ def translate(exc: redis.RedisError, url: str) -> SandfleetError:
 def redacted(url: str) -> str:
     """The URL without credentials, for messages and logs."""
     try:
+        if url.startswith(SCHEME):
+            return parse_sentinels(url).shown()
         parts = urlsplit(url)
         if parts.scheme == "unix":
             return f"unix://{unquote(parts.path)}"

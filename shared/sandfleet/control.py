@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sandfleet.config import Settings
 from sandfleet.errors import StoreUnavailable
 
-__all__ = ["ping", "revoke", "tell_to_drain", "worker_name"]
+__all__ = ["ping", "revoke", "tell_to_collect", "tell_to_drain", "worker_name"]
 
 
 def worker_name(node_id: str, host: str) -> str:
@@ -27,9 +28,25 @@ def revoke(settings: Settings, op_id: str, names: list[str] | None = None, *, ti
     return len(_broadcast(settings, "revoke", arguments, names, timeout_s))
 
 
-def tell_to_drain(settings: Settings, name: str, *, timeout_s: float = 2.0) -> bool:
-    """Ask one node's worker to drain and leave; False when it did not answer."""
-    return bool(_broadcast(settings, "drain", {}, [name], timeout_s))
+def tell_to_drain(settings: Settings, name: str, *, within_s: float | None = None, timeout_s: float = 2.0) -> bool:
+    """Ask one node's worker to drain and leave; False when it did not answer.
+
+    Args:
+        within_s: How long what runs there gets to finish; the node's ``drain_timeout_s`` by default.
+    """
+    # A node of the version before takes no such argument.
+    arguments = {} if within_s is None else {"timeout_s": within_s}
+    return bool(_broadcast(settings, "drain", arguments, [name], timeout_s))
+
+
+def tell_to_collect(
+    settings: Settings, name: str, rules: Mapping[str, Any], *, reply_to: str, request: str, timeout_s: float = 2.0
+) -> bool:
+    """Ask one node's worker for a ``gc`` by these rules, the answer to the stream ``reply_to``; False when it does not
+    answer or knows no such thing."""
+    arguments = {**rules, "reply_to": reply_to, "request": request}
+    answers = _broadcast(settings, "gc", arguments, [name], timeout_s)
+    return any("ok" in told for answer in answers for told in answer.values())
 
 
 def _broadcast(

@@ -22,7 +22,10 @@
     │   ├── BinaryFile
     ├── CommandError                         look at the command
     │   ├── CommandFailed, CommandTimeout (TimeoutError), ResourceLimitExceeded, Cancelled
-    │   └── SessionNotFound (LookupError), SessionBusy, SessionLost, SearchTimeout (TimeoutError)
+    │   ├── SessionNotFound (LookupError), SessionBusy, SessionLost, SearchTimeout (TimeoutError)
+    │   └── JobNotFound (LookupError)
+    ├── CheckpointError                      look at the storage of checkpoints
+    │   └── CheckpointFailed, CheckpointCorrupt, NoCheckpoint (LookupError)
     ├── Unavailable                          the fleet, not the call, is in trouble
     │   ├── NotStarted                       nothing happened; safe to repeat
     │   ├── OutcomeUnknown                   it may have happened; look before you repeat
@@ -50,6 +53,9 @@ __all__ = [
     "ByteBudgetExceeded",
     "Cancelled",
     "CapacityError",
+    "CheckpointCorrupt",
+    "CheckpointError",
+    "CheckpointFailed",
     "CommandError",
     "CommandFailed",
     "CommandTimeout",
@@ -64,8 +70,10 @@ __all__ = [
     "InvalidArgument",
     "InvalidPattern",
     "IsDirectory",
+    "JobNotFound",
     "LeaseLost",
     "NoCapacity",
+    "NoCheckpoint",
     "NoMatch",
     "NoSpace",
     "NodeIdInUse",
@@ -449,10 +457,44 @@ class SessionLost(CommandError):
     code = "session_lost"
 
 
+class JobNotFound(CommandError, LookupError):
+    """The sandbox knows no job of that id: never started there, or over for so long that it is forgotten."""
+
+    code = "job_not_found"
+
+
 class SearchTimeout(CommandError, TimeoutError):
     """A glob or grep took longer than its time limit; narrow the path or the pattern."""
 
     code = "search_timeout"
+
+
+# --- saved data ------------------------------------------------------------------------------
+
+
+class CheckpointError(SandfleetError):
+    """Saved data of a thread cannot be written or read; its sandbox is as it was."""
+
+    code = "checkpoint_error"
+
+
+class CheckpointFailed(CheckpointError):
+    """The storage of checkpoints does not answer or refuses, or the data cannot be saved; ``facts["reason"]`` tells."""
+
+    code = "checkpoint_failed"
+    retryable = True
+
+
+class NoCheckpoint(CheckpointError, LookupError):
+    """Nothing was saved of the thread, or nothing of that id: wait for its home, or acquire with ``on_lost="fresh"``."""
+
+    code = "no_checkpoint"
+
+
+class CheckpointCorrupt(CheckpointError):
+    """What the storage gave back is not what was saved; nothing of it was used. Restore another checkpoint."""
+
+    code = "checkpoint_corrupt"
 
 
 # --- the fleet is in trouble -----------------------------------------------------------------

@@ -9,15 +9,24 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from sandfleet.checkpoints import Restoration
 from sandfleet.errors import CommandFailed, CommandTimeout, ResourceLimitExceeded
+from sandfleet.job_values import JobState, JobStatus, OutputChunk, OutputEnd, OutputGap, OutputRecord, Process
 
 __all__ = [
     "CommandResult",
     "FileInfo",
     "GrepMatch",
     "Health",
+    "JobState",
+    "JobStatus",
     "NodeState",
     "NodeView",
+    "OutputChunk",
+    "OutputEnd",
+    "OutputGap",
+    "OutputRecord",
+    "Process",
     "SandboxInfo",
     "SandboxMetrics",
     "SandboxSpec",
@@ -38,11 +47,15 @@ class SandboxState(StrEnum):
 
 
 class NodeState(StrEnum):
-    """What a node accepts: everything, nothing new, nothing at all."""
+    """What a node accepts: everything, nothing new, nothing at all.
+
+    ``away``: it has stopped, its sandboxes run on, and it is expected back before its lease lapses.
+    """
 
     READY = "ready"
     CORDONED = "cordoned"
     DRAINING = "draining"
+    AWAY = "away"
     GONE = "gone"
 
 
@@ -298,7 +311,10 @@ class SandboxSpec:
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """What the registry knows of a sandbox. Points in time are unix seconds of Redis' clock."""
+    """What the registry knows of a sandbox. Points in time are unix seconds of Redis' clock.
+
+    ``restored``: what it began with, if that was a checkpoint.
+    """
 
     sandbox_id: str
     thread_id: str
@@ -312,6 +328,7 @@ class SandboxInfo:
     used_at: float
     agents: int = 0
     ops: int = 0
+    restored: Restoration | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,16 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from sandfleet.acquiring import ON_LOST, Asking, acquire_steps, lifecycle_message, send_lifecycle, wanted_spec
 from sandfleet.calls import cancel_steps
+from sandfleet.checkpointing import Checkpointing
 from sandfleet.client import Client, Target
 from sandfleet.config import Settings
-from sandfleet.errors import InvalidArgument, NotSupported, SandboxLost, SandboxNotFound, SandfleetError, from_wire
+from sandfleet.errors import InvalidArgument, SandboxLost, SandboxNotFound, SandfleetError, from_wire
 from sandfleet.ids import Identity, is_sandbox_id, new_op_id
 from sandfleet.model import FileInfo, SandboxInfo, SandboxSpec
 from sandfleet.provider_class import provider_class
@@ -40,7 +42,7 @@ _connecting = threading.Lock()
 list_type = list  # `list` is a method of the seeds' interface
 
 
-class SandboxProvider:
+class SandboxProvider(Checkpointing):
     """Gives each thread its sandbox. Thread-safe; survives a fork (the child connects anew).
 
     Args:
@@ -94,13 +96,15 @@ class SandboxProvider:
             user_id: The thread's user; (user, thread) is the identity, and nobody else reaches the sandbox.
             timeout_s: How long to wait for one; the setting ``acquire_timeout_s`` by default.
             on_lost: When the node that holds the thread's data is away: ``wait_for_home`` waits, then raises;
-                ``fresh`` starts with empty data elsewhere. ``restore`` is refused until there are checkpoints.
+                ``restore`` goes on elsewhere with the newest checkpoint once it is gone, and raises when there is none;
+                ``fresh`` starts with empty data elsewhere. `SandboxInfo.restored` tells what came back.
 
         Raises:
             NoCapacity: Every fitting node stayed full (``facts`` tell the position in line and the time in it), or
                 none fits, or all are full and the policy is ``reject``.
             QuotaExceeded: The user has as many sandboxes as one may, and the policy is ``reject``.
             HomeUnavailable: The thread's data lies on a node that stayed away.
+            NoCheckpoint, CheckpointFailed, CheckpointCorrupt: With ``on_lost="restore"``: nothing can be restored.
             StartFailed: The node could not start it, repeatedly; ``backing_off`` before ``retry_after_s``.
         """
         return drive(self._acquire(thread_id, user_id, timeout_s, on_lost))
@@ -218,13 +222,16 @@ class SandboxProvider:
                 target = self._targets[route.sandbox_id] = Target(route.sandbox_id, identity)
             target.route = route
 
-    def _acquire(self, thread_id: str | None, user_id: str | None, timeout_s: float | None, on_lost: str) -> Steps[str]:
+    def _acquire(
+        self,
+        thread_id: str | None,
+        user_id: str | None,
+        timeout_s: float | None,
+        on_lost: str,
+        restore: Mapping[str, Any] | None = None,
+    ) -> Steps[str]:
         if on_lost not in ON_LOST:
             raise InvalidArgument(f"on_lost must be one of {', '.join(ON_LOST)}, not {on_lost!r}")
-        if on_lost == "restore":
-            raise NotSupported(
-                "on_lost='restore' needs checkpoints, which this version does not have; use wait_for_home or fresh"
-            )
         identity = Identity.anonymous(user_id) if thread_id is None else Identity(thread_id, user_id)
         client: Client = yield Do(self._client)
         within_s = timeout_s if timeout_s is not None else self.settings.acquire_timeout_s
@@ -232,7 +239,8 @@ class SandboxProvider:
         while True:
             with client.holds.arriving(identity.digest) as arrival:
                 left_s = until - time.monotonic()
-                route = yield from acquire_steps(client, Asking(identity, self.spec, client.id, left_s, on_lost))
+                asking = Asking(identity, self.spec, client.id, left_s, on_lost, restore=restore)
+                route = yield from acquire_steps(client, asking)
                 client.holds.add(route, identity.digest)
             self._remember(identity, route)
             held = functools.partial(client.holds.retake, arrival, route.sandbox_id, identity.digest)

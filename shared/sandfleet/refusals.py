@@ -14,7 +14,27 @@ from sandfleet.errors import (
     SandfleetError,
 )
 
-__all__ = ["refusal"]
+__all__ = ["is_passing", "refusal"]
+
+#: Reasons of `NotStarted` that pass by themselves: the sandbox's node is on its way back, or there is another one.
+_PASSING = frozenset(
+    {
+        "node_down",
+        "away",
+        "draining",
+        "leaving",
+        "stale_route",
+        "the node is draining",
+        "its node came back",
+        "the node left",
+    }
+)
+
+
+def is_passing(error: SandfleetError) -> bool:
+    """Whether an operation did not begin because its node comes, goes or changes: it is worth to wait for that as long
+    as the caller does."""
+    return isinstance(error, NotStarted) and error.facts.get("reason") in _PASSING
 
 
 def refusal(status: str, sandbox_id: str, op_id: str) -> SandfleetError:
@@ -29,10 +49,19 @@ def refusal(status: str, sandbox_id: str, op_id: str) -> SandfleetError:
         case "stopping":
             return SandboxStopping(f"sandbox {sandbox_id} is being destroyed; {again}", **facts)
         case "node_down":
-            return NotStarted(f"the node of sandbox {sandbox_id} does not answer", retry_after_s=1.0, **facts)
+            return NotStarted(
+                f"the node of sandbox {sandbox_id} does not answer", reason=status, retry_after_s=0.5, **facts
+            )
+        case "away":
+            return NotStarted(
+                f"the node of sandbox {sandbox_id} is away and expected back", reason=status, retry_after_s=0.2, **facts
+            )
         case "draining" | "creating":
             return NotStarted(
-                f"the node of sandbox {sandbox_id} takes nothing now ({status})", retry_after_s=0.5, **facts
+                f"the node of sandbox {sandbox_id} takes nothing now ({status})",
+                reason=status,
+                retry_after_s=0.5,
+                **facts,
             )
         case "busy":
             return Busy(

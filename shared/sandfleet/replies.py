@@ -17,6 +17,7 @@ log = logging.getLogger("sandfleet.client")
 
 _STREAM_TTL_S = 120.0
 _CHECK_AFTER_S = 2.0
+_LATE_S = 0.5
 _CHECKS_PER_TICK = 200
 
 
@@ -165,15 +166,17 @@ class ReplyReader:
                 self._stop.wait(0.2)
 
     def _tick(self) -> None:
-        self._keep_open()
+        now = time.monotonic()
+        with self._lock:
+            awaited = [pending for waiters in self._pending.values() for pending in waiters]
+        # Where an answer is late, a Redis that lost its data may have lost the stream that it would come by.
+        self._keep_open(doubtful=any(now - pending.since > _LATE_S for pending in awaited))
         if self._cursor != self._trimmed:
             # What was read has no reader any more; a stream of big replies would fill Redis.
             self._store.trim_replies(self._client, self._cursor)
             self._trimmed = self._cursor
         self._on_tick()
         now = time.monotonic()
-        with self._lock:
-            awaited = [pending for waiters in self._pending.values() for pending in waiters]
         late = [
             pending
             for pending in awaited
@@ -185,14 +188,14 @@ class ReplyReader:
 
     def _check(self, pending: Pending) -> None:
         view: OpView | None = self._store.op(pending.op_id)
-        if view is None or (view.state in ("done", "closed")):
+        if view is None or view.job or view.state in ("done", "closed"):
             # The stream may hold it already, unread: give it one more turn before the record decides.
             if view is not None and view.reply is None and time.monotonic() - pending.since < 2 * _CHECK_AFTER_S:
                 return
             self._deliver(pending.op_id, None if view is None else view.reply)
 
-    def _keep_open(self) -> None:
-        if time.monotonic() - self._opened_at < _STREAM_TTL_S / 3:
+    def _keep_open(self, *, doubtful: bool = False) -> None:
+        if time.monotonic() - self._opened_at < (_CHECK_AFTER_S if doubtful else _STREAM_TTL_S / 3):
             return
         if self._store.open_replies(self._client, ttl_s=_STREAM_TTL_S):
             # A stream made anew (Redis lost its data) starts with new ids; the old cursor may lie ahead of them.

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sandfleet import calls
 from sandfleet.batch_calls import Batch
-from sandfleet.client import Answer, Call, Target
+from sandfleet.client import Call
 from sandfleet.download import download
 from sandfleet.errors import NotSupported, PathNotFound
-from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health, SandboxMetrics, TextRead
+from sandfleet.handle import SandboxHandle, next_handle
+from sandfleet.model import FileInfo, GrepMatch, Health, SandboxMetrics, TextRead
 from sandfleet.standing import start, stop
-from sandfleet.steps import Steps, drive
+from sandfleet.steps import drive
 from sandfleet.transfer import Progress, Transfer, upload
 
-if TYPE_CHECKING:
-    from sandfleet.provider import SandboxProvider
-
-__all__ = ["Batch", "Sandbox"]
+__all__ = ["Batch", "Sandbox", "next_handle"]
 
 
-_handles = itertools.count(1)
-
-
-def next_handle() -> int:
-    """A number for a new handle; with the client's id it names the handle's shell lane."""
-    return next(_handles)
-
-
-class Sandbox:
+class Sandbox(SandboxHandle):
     """A handle on one sandbox. Making one does no I/O; every method is one operation on the node that holds it.
 
     Thread-safe. Paths are the sandbox' own (``/mnt/user-data/workspace/…``). All methods raise
@@ -45,123 +32,6 @@ class Sandbox:
     A provider of one's own (`sandbox.use`) may give a subclass with operations of its own. It has an id alone, as in
     the seeds (``super().__init__(id)``, or ``self._id``), and what it leaves out raises `NotSupported`.
     """
-
-    _bound: tuple[SandboxProvider, Target] | None = None
-    _id: str
-
-    def __init__(self, provider: SandboxProvider | str, target: Target | None = None) -> None:
-        if isinstance(provider, str):
-            self._id = provider
-        else:
-            assert target is not None
-            self._bound = (provider, target)
-        self._handle = next_handle()
-
-    @property
-    def id(self) -> str:
-        """The sandbox id."""
-        return self._id if self._bound is None else self._bound[1].sandbox_id
-
-    @property
-    def _provider(self) -> SandboxProvider:
-        return self._ours()[0]
-
-    @property
-    def _target(self) -> Target:
-        return self._ours()[1]
-
-    def _ours(self) -> tuple[SandboxProvider, Target]:
-        if self._bound is None:
-            raise NotSupported(f"{type(self).__name__} has operations of its own, and this is not one of them")
-        return self._bound
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id}>"
-
-    def _call(self, call: Call) -> Answer:
-        return drive(self._steps(call))
-
-    def _steps(self, call: Call) -> Steps[Answer]:
-        client = self._provider._client()
-        return client.call(self._target, replace(call, caller=f"{client.id}.{self._handle}"))
-
-    # --- commands ----------------------------------------------------------------------------
-
-    def execute_command(self, command: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
-        """Run a command line in a fresh process group and give its output as one text.
-
-        ``cd`` and exports do not persist. stdout comes first, then ``Std Error:`` and, when it is not 0,
-        ``Exit Code:``; ``(no output)`` when there is nothing. A timeout is told in the text, with the partial output.
-
-        Args:
-            command: A shell command line; starts in ``/mnt/user-data/workspace``.
-            env: Further environment variables.
-            timeout: Seconds the command may run; the default is the fleet's ``command_timeout_s``.
-        """
-        return calls.shown(self.run(command, env=env, timeout_s=timeout), timeout)
-
-    def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-        stdin: str | bytes | None = None,
-        timeout_s: float | None = None,
-        session: str | None = None,
-        max_output_bytes: int | None = None,
-        queue_timeout_s: float | None = None,
-        op_id: str | None = None,
-        errors: str = "replace",
-    ) -> CommandResult:
-        """Run a command line (text) or an argv (sequence) and give everything there is to know of it.
-
-        Args:
-            cwd: Working directory; ``/mnt/user-data/workspace`` by default.
-            env: Further environment variables.
-            user: Only backends with several users take one.
-            stdin: Fed to the command, then closed. Without it stdin is empty.
-            timeout_s: Seconds it may run; then its process group is killed, the partial output kept, ``timed_out`` set.
-            session: Run in the persistent shell of this name (made on first use): ``cd`` and exports persist.
-            max_output_bytes: Kept per stream; 1 MiB by default. More is read and dropped, ``truncated`` set.
-            queue_timeout_s: Seconds it may wait to be started.
-            op_id: Your own id for it: the same id never starts a second effect; asking again gives the first answer.
-            errors: What becomes of output that is not UTF-8: ``replace``, or ``surrogateescape``, which loses nothing
-                (``result.stdout.encode("utf-8", "surrogateescape")`` gives the bytes).
-
-        Raises:
-            QueueTimeout: It waited longer than ``queue_timeout_s`` and never began.
-            OutcomeUnknown: It began and nobody can tell how it ended.
-        """
-        return calls.command_result(
-            self._call(
-                calls.execute(
-                    command,
-                    cwd=cwd,
-                    env=env,
-                    user=user,
-                    stdin=stdin,
-                    timeout_s=timeout_s,
-                    session=session,
-                    max_output_bytes=max_output_bytes,
-                    queue_timeout_s=queue_timeout_s,
-                    op_id=op_id,
-                    errors=errors,
-                )
-            )
-        )
-
-    def close_session(self, session: str) -> None:
-        """End a persistent shell session; one that is not open is fine."""
-        self._call(Call("close_session", {"session": session}))
-
-    def cancel(self, op_id: str) -> bool:
-        """End an operation of this sandbox: unstarted ones never start, a running command's process group is killed.
-
-        True if it was still open. The caller of that operation gets `Cancelled`, or a result with ``cancelled`` set.
-        """
-        return drive(self._provider._cancel(self._target, op_id))
 
     # --- files -------------------------------------------------------------------------------
 

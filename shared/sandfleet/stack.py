@@ -57,7 +57,7 @@ class Stack:
         flower_port: Run Flower too, on this loopback port; 0 takes a free one. Task events are on then, and
             ``settings`` have its password: the one configured, else a new one.
         **settings: Fields of `Settings` on top of this process' environment: ``backend``, ``replicas``, ``lease_s``…
-            ``data_root`` and ``run_root`` lie in the state directory unless given.
+            Unless given, ``data_root`` and ``run_root`` lie in the state directory, and ``detach_s`` is 0.
 
     Attributes:
         nodes: id → process of every node that was started, ended ones too.
@@ -142,7 +142,9 @@ class Stack:
                 # Nodes and scheduler need Redis to leave in order, but not each other.
                 end_all(leaving, grace_s=_GRACE_S)
             finally:
-                if dead := [name for name, node in self.nodes.items() if node.returncode]:  # a second interrupt, too
+                # A second interrupt kills; and what was left running for a next run has none to wait for.
+                left = self._settings is not None and self._settings.detach_s > 0
+                if dead := [name for name, node in self.nodes.items() if node.returncode or left]:
                     end_left_behind(self.settings, dead)
             end_all([child for name, child in self._children.items() if name == _REDIS], grace_s=_GRACE_S)
         finally:
@@ -233,7 +235,7 @@ class Stack:
     # --- single processes ----------------------------------------------------------------------
 
     def start_node(self, node_id: str, *, wait_s: float | None = 30.0) -> subprocess.Popen[bytes]:
-        """Start a node (again), once the lease of its earlier run has lapsed.
+        """Start a node (again); it takes over what its earlier run left running.
 
         Raises:
             Unavailable: It did not get ready within ``wait_s``; the message has the end of its log.
@@ -242,12 +244,9 @@ class Stack:
         earlier = self._children.get(node_id)
         if earlier is not None and earlier.running:
             raise ConfigError(f"{node_id} is running already, as pid {earlier.pid}")
-        until = time.monotonic() + (wait_s if wait_s is not None else 30.0)
-        if earlier is not None:
-            self._until(lambda: not self._holds_lease(node_id), until, None)
         child = self._start_node(node_id)
         if wait_s is not None:
-            self._until(lambda: self._is_alive(child), until, child)
+            self._until(lambda: self._is_alive(child), time.monotonic() + wait_s, child)
         return child.process
 
     def kill_node(self, node_id: str) -> None:
@@ -255,7 +254,8 @@ class Stack:
         self._kill(node_id)
 
     def stop_node(self, node_id: str, *, grace_s: float = _GRACE_S) -> None:
-        """End a node as an operator would (SIGTERM): it answers what has not started, ends its sandboxes and leaves."""
+        """End a node as an operator would (SIGTERM): it answers what has not started and leaves. Its sandboxes
+        end, or with ``detach_s`` run on for `start_node`."""
         self._asked.add(node_id)
         end_all([self._children[node_id]], grace_s=grace_s)
 
@@ -327,8 +327,8 @@ class Stack:
         self._settings.data_root.mkdir(parents=True, exist_ok=True, mode=0o711)
 
     def _settings_at(self, redis_url: str) -> Settings:
-        places = {"data_root": self.state_dir / "data", "run_root": self.state_dir / "run"}
-        loaded = Settings.load(**{**places, **self._given, "redis_url": redis_url})
+        own = {"data_root": self.state_dir / "data", "run_root": self.state_dir / "run", "detach_s": 0.0}
+        loaded = Settings.load(**{**own, **self._given, "redis_url": redis_url})
         if self.flower_port is None:
             return loaded
         told = {"task_events": True, "flower_password": loaded.flower_password or self._flower_password}
@@ -382,9 +382,6 @@ class Stack:
                 raise last[0] from None
             raise
 
-    def _holds_lease(self, node_id: str) -> bool:
-        return any(node.node_id == node_id and node.alive for node in self.store.nodes())
-
     def _is_alive(self, child: Child) -> bool:
         return any(node.node_id == child.name and node.alive and node.pid == child.pid for node in self.store.nodes())
 
@@ -395,6 +392,6 @@ class Stack:
                 raise child.failure(f"ended with {child.how_it_ended()} before it was ready")
             if time.monotonic() >= until:
                 if child is None:
-                    raise Unavailable("the earlier run's lease did not lapse in time")
+                    raise Unavailable("Redis did not answer in time")
                 raise child.failure("did not get ready in time")
             time.sleep(0.02)

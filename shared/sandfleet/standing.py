@@ -24,7 +24,7 @@ from sandfleet.transfer import Caller, Tally, open_regular, send
 if TYPE_CHECKING:
     from sandfleet.provider import SandboxProvider
 
-__all__ = ["OUTPUTS", "UPLOADS", "list_outputs", "start", "stop", "upload_to_thread"]
+__all__ = ["OUTPUTS", "UPLOADS", "list_outputs", "start", "stop", "upload_to_thread", "with_thread"]
 
 UPLOADS, OUTPUTS = "/mnt/user-data/uploads", "/mnt/user-data/outputs"
 _NAMES_TRIED = 1000
@@ -83,7 +83,7 @@ def upload_to_thread(
     # Opened before anything is acquired: a missing file starts no sandbox.
     stream: BinaryIO = yield Do(source)
     try:
-        return (yield from _with_thread(provider, thread_id, user_id, lambda call: _put_new(call, stream, name)))
+        return (yield from with_thread(provider, thread_id, user_id, lambda call: _put_new(call, stream, name)))
     finally:
         stream.close()
 
@@ -96,7 +96,7 @@ def list_outputs(provider: SandboxProvider, thread_id: str, *, user_id: str | No
         found = calls.entries((yield from call(Call("list_dir", wanted))), OUTPUTS, 64)
         return Listed([entry for entry in found if entry.type == "file"], unread=getattr(found, "unread", 0))
 
-    return (yield from _with_thread(provider, thread_id, user_id, listed))
+    return (yield from with_thread(provider, thread_id, user_id, listed))
 
 
 def check_name(name: str) -> str:
@@ -127,7 +127,7 @@ def _put_new(call: Caller, stream: BinaryIO, name: str) -> Steps[str]:
     raise AlreadyExists(f"{_NAMES_TRIED} uploads are called like {name[:80]!r}", path=f"{UPLOADS}/{name}")
 
 
-def _with_thread(
+def with_thread(
     provider: SandboxProvider, thread_id: str, user_id: str | None, work: Callable[[Caller], Steps[T]]
 ) -> Steps[T]:
     """Do something in the thread's sandbox, held for as long as it takes."""

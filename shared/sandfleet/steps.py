@@ -1,24 +1,29 @@
 """Client logic written once for threads and event loops.
 
-A generator yields `Do`, `Wait` and `Sleep` and gets the results sent back; `drive` runs it on a thread,
+A generator yields `Do`, `Listen`, `Wait` and `Sleep` and gets the results sent back; `drive` runs it on a thread,
 `drive_async` on an event loop. What a step raises is thrown into the generator, which decides.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sandfleet.replies import Pending
 
-__all__ = ["Do", "Sleep", "Steps", "Wait", "aside", "carry_out", "carry_out_async", "drive", "drive_async"]
+__all__ = ["Do", "Listen", "Sleep", "Steps", "Wait", "aside", "carry_out", "carry_out_async", "drive", "drive_async"]
 
 log = logging.getLogger("sandfleet.client")
+
+_MOST_LISTENERS = 64
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -27,6 +32,13 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Do:
     """Run a short blocking function; its result is sent back into the generator."""
+
+    run: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Run a function that waits for seconds; on an event loop it has a thread that others do not wait for."""
 
     run: Callable[[], Any]
 
@@ -46,7 +58,8 @@ class Sleep:
     seconds: float
 
 
-Steps = Generator[Do | Wait | Sleep, Any, T]
+Step = Do | Listen | Wait | Sleep
+Steps = Generator[Step, Any, T]
 
 
 def aside(run: Callable[[], None]) -> None:
@@ -107,8 +120,8 @@ async def drive_async(steps: Steps[T]) -> T:
     return await carry_out_async(steps, _carry_async)
 
 
-def _carry(step: Do | Wait | Sleep) -> Any:
-    if isinstance(step, Do):
+def _carry(step: Step) -> Any:
+    if isinstance(step, Do | Listen):
         return step.run()
     if isinstance(step, Wait):
         return step.pending.wait(step.timeout_s)
@@ -116,13 +129,25 @@ def _carry(step: Do | Wait | Sleep) -> Any:
     return None
 
 
-async def _carry_async(step: Do | Wait | Sleep) -> Any:
+async def _carry_async(step: Step) -> Any:
     loop = asyncio.get_running_loop()
     if isinstance(step, Do):
         return await loop.run_in_executor(None, step.run)
+    if isinstance(step, Listen):
+        return await loop.run_in_executor(_listeners(), step.run)
     if isinstance(step, Wait):
         return await _wait_async(loop, step)
     return await asyncio.sleep(step.seconds)
+
+
+@functools.cache
+def _listeners() -> ThreadPoolExecutor:
+    """Threads for what waits in Redis for long: the loop's own are few, and everything else runs on them."""
+    return ThreadPoolExecutor(_MOST_LISTENERS, thread_name_prefix="sandfleet-listener")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_listeners.cache_clear)
 
 
 async def _wait_async(loop: asyncio.AbstractEventLoop, step: Wait) -> str | None:

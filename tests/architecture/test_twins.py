@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from sandfleet import AsyncSandbox, AsyncSandboxProvider, Sandbox, SandboxProvider
+from sandfleet.checkpointing import AsyncCheckpointing, Checkpointing
 
-TWINS = [(Sandbox, AsyncSandbox), (SandboxProvider, AsyncSandboxProvider)]
+TWINS = [(Sandbox, AsyncSandbox), (SandboxProvider, AsyncSandboxProvider), (Checkpointing, AsyncCheckpointing)]
 #: What one of them has alone, with the reason.
 ALONE = {
     "over",  # the async side of a sync provider
@@ -17,11 +18,12 @@ ALONE = {
     "uses_thread_data_mounts", "needs_upload_permission_adjustment",  # DeerFlow asks the class
 }  # fmt: skip
 #: Without I/O, hence nothing to wait for.
-PLAIN = {"get", "reset", "id"}
+PLAIN = {"get", "reset", "id", "sandbox_id", "job", "output"}
 
 
 def surface(kind: type) -> dict[str, Any]:
-    return {name: found for name, found in vars(kind).items() if not name.startswith("_") and name not in ALONE}
+    found = {name: found for part in reversed(kind.__mro__[:-1]) for name, found in vars(part).items()}
+    return {name: method for name, method in found.items() if not name.startswith("_") and name not in ALONE}
 
 
 @pytest.mark.parametrize(("sync", "twin"), TWINS, ids=lambda kind: kind.__name__)

@@ -130,6 +130,7 @@ class Fleet:
             "SANDFLEET_DATA_ROOT": str(self.data_root),
             "SANDFLEET_RUN_ROOT": str(self.directory / "run"),
             "SANDFLEET_LEASE_S": str(LEASE_S),
+            "SANDFLEET_DETACH_S": "0",
             "PYTHONUNBUFFERED": "1",
             **more,
         }

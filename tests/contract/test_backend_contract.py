@@ -14,6 +14,7 @@ from sandfleet.backends import SandboxBackend
 from sandfleet.errors import ConfigError
 from sandfleet.testing.backend import MockBackend
 from sandfleet.testing.backend_contract import BackendContract
+from sandfleet.testing.surviving import MockEngine, SurvivingMockBackend
 from sandfleet_workers.backends import known_backends, load_backend
 from sandfleet_workers.backends.local import LocalBackend, LocalSettings
 from tests.services import require
@@ -38,6 +39,15 @@ class TestMockBackend(BackendContract):
     def end_sandbox(self, backend: SandboxBackend, sandbox_id: str) -> None:
         assert isinstance(backend, MockBackend)
         backend.kill(sandbox_id)
+
+
+class TestSurvivingMockBackend(TestMockBackend):
+    @pytest.fixture(autouse=True)
+    def engine(self) -> None:
+        self.lives = MockEngine()
+
+    def make_backend(self, root: Path, on_death: Callable[[str, str], None]) -> SandboxBackend:
+        return SurvivingMockBackend(None, on_death, engine=self.lives)
 
 
 class TestLocalBackend(BackendContract):

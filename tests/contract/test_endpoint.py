@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import secrets
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -17,51 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from sandfleet.backends import Completion, Liveness, Operation
 from sandfleet.errors import FileTooLarge, NotStarted, OutcomeUnknown, SandboxLost
-from sandfleet_workers import endpoint_channel, endpoint_socket
-from sandfleet_workers.backends.local_host import Python, sandboxd_program
+from sandfleet_workers import endpoint, endpoint_channel, endpoint_socket
 from sandfleet_workers.endpoint import EndpointConnection
-from sandfleet_workers.endpoint_socket import TcpEndpoint, UnixEndpoint
+from sandfleet_workers.endpoint_socket import TcpEndpoint
+from tests.contract.endpoint_served import Sandboxd, op, sockets_of
 from tests.services import wait_until
 
 MIB = 1024 * 1024
-
-
-class Sandboxd:
-    def __init__(self, root: Path, *listen: str, **config: Any) -> None:
-        self.key = secrets.token_bytes(16)
-        self.root = root
-        program, suffix = sandboxd_program(Python(sys.executable, None))  # compiled: a second less for each test
-        (root / f"sandboxd{suffix}").write_bytes(program)
-        argv = [sys.executable, "-I", "-S", "-B", str(root / f"sandboxd{suffix}"), *listen]
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"key": self.key.hex(), "cwd": str(root), **config}).encode() + b"\n")
-        self.process.stdin.close()
-        self.ready = self.process.stdout.readline().split()
-        self.process.stdout.close()
-
-    def liveness(self) -> Liveness:
-        return Liveness.ALIVE if self.process.poll() is None else Liveness.DEAD
-
-    def connect(self) -> EndpointConnection:
-        endpoint = UnixEndpoint(
-            os.open(self.root, os.O_PATH | os.O_DIRECTORY), "s", self.key, os.getuid(), self.process.pid
-        )
-        return EndpointConnection(endpoint, sandbox_id="ab", liveness=self.liveness, guard_tick_s=0.05)
-
-    def kill(self) -> None:
-        """End it and, as no namespace does it here, what it started."""
-        children = psutil.Process(self.process.pid).children() if self.process.poll() is None else []
-        self.process.kill()  # first: it must not live to tell how its children ended
-        self.process.wait()
-        for child in children:
-            child.kill()
 
 
 @pytest.fixture
@@ -76,14 +38,6 @@ def connection(sandboxd: Sandboxd) -> Iterator[EndpointConnection]:
     made = sandboxd.connect()
     yield made
     made.close()
-
-
-def op(kind: str, content: bytes | None = None, **args: Any) -> Operation:
-    return Operation(secrets.token_hex(8), kind, args, content)
-
-
-def sockets_of(connection: EndpointConnection) -> list[socket.socket]:
-    return [channel._sock for channel in connection._channels]
 
 
 def test_fifty_mebibytes_round_trip_in_about_their_own_memory(connection: EndpointConnection) -> None:
@@ -328,3 +282,11 @@ def test_tcp_with_a_token_works_alike(tmp_path: Path) -> None:
     assert isinstance(connection.perform(op("stat", path=".")).error, SandboxLost)
     connection.close()
     other.close()
+
+
+def test_a_sandbox_that_is_not_used_keeps_a_connection(sandboxd: Sandboxd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "_TOUCH_S", 0.05)
+    connection = sandboxd.connect()
+    wait_until(lambda: sockets_of(connection), 5)
+    connection.close()
+    assert sockets_of(connection) == []

@@ -133,7 +133,7 @@ def test_a_blank_container_becomes_a_threads(world: World) -> None:
 
 
 def test_docker_sandboxes_of_the_same_node_are_left_alone(world: World, tmp_path: Path) -> None:
-    with docker_world(world._root) as docker:
+    with docker_world(world.root) as docker:
         plan = docker.plan()
         docker.backend.create(plan)
         assert world.backend.leftovers() == {}

@@ -267,8 +267,8 @@ def test_with_a_network_it_is_reached_by_tcp_and_by_nobody_else(api: docker.APIC
         network = next(net["Name"] for net in api.networks() if net["Name"].startswith("sandfleet-"))
         inspected = api.inspect_container(docker_of(world).container_of(plans[0].sandbox_id))
         assert inspected["HostConfig"]["PortBindings"] in (None, {})
-        assert list(inspected["NetworkSettings"]["Networks"]) == [docker_of(world)._own_network]
-    assert docker_of(world)._own_network not in [net["Name"] for net in api.networks()], network
+        assert list(inspected["NetworkSettings"]["Networks"]) == [docker_of(world)._networks.own]
+    assert docker_of(world)._networks.own not in [net["Name"] for net in api.networks()], network
 
 
 # --- deaths --------------------------------------------------------------------------------------

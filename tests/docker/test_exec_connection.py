@@ -27,7 +27,12 @@ EMPTY = "find /mnt/user-data/workspace /mnt/user-data/outputs /tmp -mindepth 1 -
 class ExecBackend(DockerBackend):
     """The Docker backend as far as it goes without Python."""
 
-    capabilities: ClassVar[frozenset[Capability]] = DockerBackend.capabilities - {Capability.SESSIONS}
+    capabilities: ClassVar[frozenset[Capability]] = DockerBackend.capabilities - {
+        Capability.SESSIONS,
+        Capability.JOBS,
+        Capability.PTY,
+        Capability.SURVIVES_NODE,  # it does; these sandboxes are shared by all tests, and test_docker_attach shows it
+    }
 
 
 class ExecContract(BackendContract):

@@ -184,10 +184,12 @@ def test_exec_tells_a_command_its_variables_and_nobody_else(
 
 
 def test_exec_says_when_output_was_dropped(run: Run) -> None:
-    code, out, err = run("exec", "-t", "alice", "--max-output", "1k", "--", "head -c 5000 /dev/zero | tr '\\0' x")
+    words = ("-t", "alice", "--max-output", "1k", "--", "head -c 5000 /dev/zero | tr '\\0' x")
+    code, out, err = run("exec", "--json", *words)
     assert code == 0
     assert "bytes discarded" in out
     assert "not complete" in err
+    assert run("exec", *words) == (0, "x" * 5000, ""), "it was passed on as it came"
     assert len(run("exec", "-t", "alice", "--", "head -c 3000000 /dev/zero | tr '\\0' x")[1]) == 3_000_000
 
 
@@ -299,12 +301,12 @@ def test_a_cordoned_node_is_shown_with_its_reason_and_opened_again(run: Run, ask
     assert run("uncordon", "nobody")[0] == 2
 
 
-@pytest.mark.slow  # it gives what runs its drain_timeout_s
+@pytest.mark.slow  # a node is started anew twice
 def test_drain_waits_until_the_node_left_and_tells_what_was_answered(
     ask: Ask, run: Run, fleet: Stack, runaway: tuple[str, str, Any]
 ) -> None:
     _, node_id, future = runaway
-    told = ask("drain", node_id)
+    told = ask("drain", node_id, "--timeout", "1")  # the node's own drain_timeout_s is half a minute
     assert told["left"] is True
     assert sum(told["answered"].values()) == 1
     assert future.exception(timeout=30) is not None or not future.result().ok
@@ -312,6 +314,11 @@ def test_drain_waits_until_the_node_left_and_tells_what_was_answered(
     code, _, err = run("drain", node_id)
     assert code == 2
     assert "takes nothing" in err
+    fleet.start_node(node_id)
+    wait_until(lambda: any(node.node_id == node_id and node.alive for node in fleet.store.nodes()), 20)
+    told = ask("drain", node_id, "--wait", "0")
+    assert told["left"] is False
+    assert wait_until(lambda: fleet.nodes[node_id].poll() is not None, 20)
     fleet.start_node(node_id)
 
 
@@ -398,7 +405,8 @@ def test_up_is_found_by_other_commands_and_leaves_nothing_when_told_to_end(
         assert json.loads(capsys.readouterr().out)["nodes"][0]["alive"] is True
         # `gc` finds the data root of the running fleet too.
         assert main(["gc", "--json", "--thread-data", "--older-than", "0"]) == 0
-        assert json.loads(capsys.readouterr().out) == {"found": [], "removed": 0}
+        told = json.loads(capsys.readouterr().out)
+        assert (told["found"], told["removed"]) == ([], 0)
         assert main(["up"]) == 2
         assert str(up.pid) in capsys.readouterr().err
         children = psutil.Process(up.pid).children(recursive=True)

@@ -348,3 +348,16 @@ def test_a_call_that_is_delivered_twice_runs_once_and_does_not_fail(app: Celery)
     app.send_task("sandbox.execute_command", kwargs=kwargs, task_id=first.id)
     assert command(app, "cat twice", thread_id="plain-twice").get(timeout=SOON_S)["stdout"] == "ran\n"
     assert first.state == states.SUCCESS
+
+
+def test_a_background_job_is_a_success_as_soon_as_it_runs(app: Celery, fleet: Stack) -> None:
+    whose = {"thread_id": "plain-job"}
+    begun = command(app, "until [ -e go ]; do sleep 0.05; done; exit 4", background=True, **whose).get(timeout=SOON_S)
+    job = {"job_id": begun["job_id"], **whose}
+    poll = app.send_task("sandbox.poll_job", kwargs=job).get(timeout=SOON_S)
+    assert (poll["running"], begun["pid"]) == (True, poll["pid"])
+    command(app, "touch go", **whose).get(timeout=SOON_S)
+    with SandboxProvider(fleet.settings) as provider:
+        sandbox = provider.get(provider.acquire("plain-job"))
+        assert sandbox is not None
+        assert sandbox.job(begun["job_id"]).wait(SOON_S).exit_code == 4

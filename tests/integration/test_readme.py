@@ -24,13 +24,14 @@ from sandfleet.errors import error_codes
 from sandfleet.ops import OPS
 from sandfleet.stack import Stack
 from tests.cli_examples import parse, sandfleet_calls
+from tests.services import require
 
 pytestmark = pytest.mark.slow  # `make check` runs it; `make test` has three minutes
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/agent-developer.md", "docs/celery.md", "docs/operator.md")
-#: They go on until they are ended, need another machine, or take a node away.
-NOT_HERE = {"up", "demo", "worker", "scheduler", "flower", "drain", "completion"}
+#: They go on until they are ended, need a terminal or another machine, or take a node away.
+NOT_HERE = {"up", "demo", "worker", "scheduler", "flower", "shell", "drain", "completion"}
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,16 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
 YAML = [block for block in BLOCKS if block.language == "yaml"]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A fleet as the pages suppose one: with a place for checkpoints."""
+    require("redis")
+    require("bwrap")
+    where = tmp_path_factory.mktemp("checkpoints")
+    with Stack(nodes=2, backend="local", lease_s=3.0, checkpoint_url=where.as_uri()) as stack:
+        yield stack
 
 
 @pytest.fixture

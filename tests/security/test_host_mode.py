@@ -121,7 +121,7 @@ def test_sandboxd_itself_refuses_what_the_worker_would_not_have_sent(world: Worl
     """The look at the path is for the message; the boundary is behind it."""
     from sandfleet_workers.endpoint import EndpointConnection  # noqa: PLC0415
 
-    for path in ("/etc/passwd", "../../../etc/passwd", str(world._root / "secret"), "/mnt/user-data/../../etc/passwd"):
+    for path in ("/etc/passwd", "../../../etc/passwd", str(world.root / "secret"), "/mnt/user-data/../../etc/passwd"):
         ended: list[Completion] = []
         EndpointConnection.start(connection, world.operation("read_file", path=path), ended.append)  # type: ignore[arg-type]
         wait_until(lambda ended=ended: ended, 10)  # type: ignore[misc]

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: The cases that containers must withstand; the catalogue's numbers.
 MUST_HOLD = {
     "E": {1, 2, 3, 4, 7, 9, 10, 12, 13, 15},
-    "F": {1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 14, 15},
+    "F": {1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15},
     "R": {1, 2, 3, 6, 7, 8, 9},
     "N": {1, 2, 3, 7, 8},
     "C": {6, 7, 8, 17, 20},

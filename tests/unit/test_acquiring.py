@@ -18,7 +18,7 @@ import pytest
 from sandfleet.acquiring import Asking, StandsInLine, acquire_steps, wanted_spec
 from sandfleet.client import Client
 from sandfleet.config import Settings
-from sandfleet.errors import NoCapacity, QuotaExceeded, ReplyTimeout, SandfleetError, StartFailed
+from sandfleet.errors import HomeUnavailable, NoCapacity, QuotaExceeded, ReplyTimeout, SandfleetError, StartFailed
 from sandfleet.ids import Identity
 from sandfleet.model import SandboxSpec
 from sandfleet.replies import Pending
@@ -144,6 +144,17 @@ def test_without_a_scheduler_it_is_told_that_nobody_answers(world: World) -> Non
         time_out(steps)
     assert world.make(ALICE).sandbox_id
     assert world.state(ALICE) == ("warm", 0), "it does not wait any more"
+
+
+def test_when_the_time_is_up_it_is_told_what_the_fleet_said_last(world: World) -> None:
+    steps = acquire_steps(world.client, world.asking(within_s=0.2))
+    until_wait(steps)
+    away = HomeUnavailable("its machine is away", retry_after_s=0.01)
+    assert isinstance(until_wait(steps, json.dumps({"error": away.to_wire()})), Sleep)
+    until_wait(steps)
+    time.sleep(0.2)
+    with pytest.raises(HomeUnavailable, match="its machine is away"):
+        time_out(steps)
 
 
 def test_a_sandbox_that_is_granted_at_the_last_moment_counts(world: World) -> None:

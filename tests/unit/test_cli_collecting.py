@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,14 +13,9 @@ import pytest
 
 from sandfleet.cli import main
 from sandfleet.cli.collecting import candidates, seconds
-from sandfleet.cli.leftover_files import (
-    data_id_of,
-    remove_run_dir,
-    remove_thread_data,
-    run_dirs,
-    thread_data,
-)
+from sandfleet.cli.retaining import one_of_each_data_root
 from sandfleet.errors import ConfigError
+from sandfleet.leftover_dirs import data_id_of, remove_run_dir, run_dirs, thread_data
 from sandfleet.model import NodeState, NodeView, SandboxInfo, SandboxState
 from sandfleet.store.collecting import Leftover
 
@@ -64,9 +60,22 @@ def test_a_wrong_age_says_what_is_right(text: str) -> None:
         seconds(text)
 
 
-def test_thread_data_is_never_looked_for_without_an_age(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gc", "--thread-data"]) == 2
+@pytest.mark.parametrize("what", ["--thread-data", "--checkpoints"])
+def test_what_people_made_is_never_looked_for_without_an_age_or_a_count(
+    what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gc", what]) == 2
     assert "--older-than" in capsys.readouterr().err
+
+
+def test_of_nodes_that_share_a_data_root_one_that_lives_is_asked() -> None:
+    nodes = [
+        node("n1", NodeState.GONE, alive=False),
+        node("n3", NodeState.READY, alive=True),
+        node("n2", NodeState.CORDONED, alive=True),
+        replace(node("m1", NodeState.READY, alive=True), data_id="f" * 32),
+    ]
+    assert [view.node_id for view in one_of_each_data_root(nodes)] == ["m1", "n2"]
 
 
 # --- on disk -----------------------------------------------------------------------------------
@@ -99,34 +108,11 @@ def test_the_age_of_data_is_that_of_its_newest_file_however_deep(data_root: Path
     make_thread(data_root, "users/acme/threads/new", days_old=1)
     (data_root / "threads" / "not a thread").mkdir()
     (data_root / "threads" / "link").symlink_to("/")
-    found = {(data.user_id, data.thread_id): data for data in thread_data(data_root)}
+    found = {(data.user_id, data.thread_id): data for data in thread_data(data_root, now_s=time.time())}
     assert set(found) == {(None, "old"), ("acme", "new")}
     assert 39 < found[None, "old"].idle_s / 86_400 < 41
     assert 0.9 < found["acme", "new"].idle_s / 86_400 < 1.1
     assert found[None, "old"].size_bytes >= 5000
-
-
-def test_data_that_nobody_uses_is_removed_and_links_in_it_are_not_followed(data_root: Path, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "precious").touch()
-    top = make_thread(data_root, "users/acme/threads/old", days_old=40)
-    (top / "user-data" / "leads-out").symlink_to(outside)
-    [found] = thread_data(data_root)
-    assert remove_thread_data(found, data_root, in_use=lambda: False)
-    assert sorted(path.name for path in data_root.iterdir()) == ["data-id", "nodes", "users"]
-    assert list((data_root / "users").iterdir()) == []
-    assert (outside / "precious").exists()
-
-
-@pytest.mark.parametrize("answers", [[True], [False, True]])
-def test_data_that_is_in_use_or_becomes_so_meanwhile_stays_where_it_is(data_root: Path, answers: list[bool]) -> None:
-    top = make_thread(data_root, "threads/old", days_old=40)
-    [found] = thread_data(data_root)
-    told = iter(answers)
-    assert not remove_thread_data(found, data_root, in_use=lambda: next(told))
-    assert (top / "user-data" / "workspace" / "deep" / "file").exists()
-    assert not list(data_root.glob(".gc-*"))
 
 
 def test_the_run_directory_of_a_node_that_runs_is_left_alone(data_root: Path, tmp_path: Path) -> None:
@@ -137,9 +123,9 @@ def test_the_run_directory_of_a_node_that_runs_is_left_alone(data_root: Path, tm
     lock.touch()
     held = os.open(lock, os.O_RDWR)
     fcntl.flock(held, fcntl.LOCK_EX)
-    assert list(run_dirs(run_root, data_root, DATA_ID)) == []
+    assert list(run_dirs(run_root, data_root, DATA_ID, now_s=time.time())) == []
     os.close(held)
-    [found] = run_dirs(run_root, data_root, DATA_ID)
+    [found] = run_dirs(run_root, data_root, DATA_ID, now_s=time.time())
     held = os.open(lock, os.O_RDWR)
     fcntl.flock(held, fcntl.LOCK_EX)
     assert not remove_run_dir(found, data_root), "the node started after we looked"

@@ -13,7 +13,7 @@ import pytest
 
 from sandfleet.cli import _tell, main
 from sandfleet.cli.context import advice, exit_code
-from sandfleet.cli.output import age, plain_lines, printable, table
+from sandfleet.cli.output import age, plain_lines, printable, show_size, table
 from sandfleet.cli.running import Announcement, find_running
 from sandfleet.cli.use import command_of, exit_code_of
 from sandfleet.errors import (
@@ -59,6 +59,21 @@ def test_a_missing_value_is_a_dash() -> None:
 )
 def test_age_is_short(seconds: float, told: str) -> None:
     assert age(seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (80 << 20, "80 MiB"),
+        (2 << 30, "2.0 GiB"),
+        (5 << 50, "5120 TiB"),
+    ],
+)
+def test_a_size_is_short(size: int, told: str) -> None:
+    assert show_size(size) == told
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pty
 import sys
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import click
 import pytest
 
 from sandfleet.cli import main
-from sandfleet.cli.streams import environment, pass_on, piped_in, read_stdin, size
+from sandfleet.cli.streams import LiveOutput, behind, environment, pipe_may_close, piped_in, read_stdin, size
 from sandfleet.cli.use import command_of
 from sandfleet.errors import PayloadTooLarge
+from sandfleet.job_values import OutputGap
+from sandfleet.model import CommandResult
 
 
 @pytest.mark.parametrize(
@@ -86,9 +89,85 @@ def test_a_flood_on_standard_input_is_refused_with_what_to_do(monkeypatch: pytes
         read_stdin()
 
 
+def result(stdout: bytes, stderr: bytes = b"") -> CommandResult:
+    out, err = (data.decode("utf-8", "surrogateescape") for data in (stdout, stderr))
+    return CommandResult(stdout=out, stderr=err, exit_code=0, duration_s=0.1)
+
+
 def test_bytes_pass_as_they_are_each_on_its_stream(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    pass_on(b"\xff\x00out".decode("utf-8", "surrogateescape"), b"\xc3".decode("utf-8", "surrogateescape"))
+    live = LiveOutput()
+    live.out(b"\xff\x00")
+    live.finish(result(b"\xff\x00out", b"\xc3"), 1024)
     assert capfdbinary.readouterr() == (b"\xff\x00out", b"\xc3")
+
+
+def test_output_that_came_too_fast_to_be_kept_is_held_back_until_the_result_has_it(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    live = LiveOutput()
+    live.out(b"one ")
+    live.gap(OutputGap("stdout", 4, 8, "8.0"))
+    live.out(b"three ")
+    live.err(b"err")
+    assert capfdbinary.readouterr() == (b"one ", b"err"), "what is missing would stand before what came first"
+    live.finish(result(b"one two three four", b"err"), 1024)
+    assert capfdbinary.readouterr() == (b"two three four", b"")
+
+
+@pytest.mark.parametrize(
+    ("at", "rest", "missing"),
+    [
+        (0, b"ab\n... [5 bytes discarded] ...\nyz", 5),
+        (2, b"\n... [5 bytes discarded] ...\nyz", 5),
+        (4, b"\n... [3 bytes discarded] ...\nyz", 3),
+        (7, b"yz", 0),
+        (8, b"z", 0),
+        (9, b"", 0),
+    ],
+)
+def test_of_a_result_that_left_something_out_only_what_was_not_seen_is_missing(
+    at: int, rest: bytes, missing: int
+) -> None:
+    kept = b"ab\n... [5 bytes discarded] ...\nyz"
+    assert behind(kept, at, 4) == (rest, missing)
+    assert behind(kept, at, None) == (kept[at:], 0), "somebody printed such a line"
+
+
+def test_a_person_at_a_terminal_sees_what_comes_now_and_how_much_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        with os.fdopen(theirs, "w") as terminal:
+            monkeypatch.setattr(sys, "stdout", terminal)
+            live = LiveOutput()
+            live.out(b"one ")
+            live.gap(OutputGap("stdout", 4, 8, "8.0"))
+            live.out(b"three ")
+            live.finish(result(b"one two three four"), 1024)
+        assert not live.complete
+        shown = b""
+        while not shown.endswith(b"four"):
+            shown += os.read(ours, 1000)
+        assert shown == b"one three four"
+    finally:
+        os.close(ours)
+
+
+def test_a_stream_that_nobody_reads_any_more_takes_nothing_and_is_told_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with io.TextIOWrapper(io.FileIO(writer, "w")) as pipe:  # type: ignore[arg-type]
+        monkeypatch.setattr(sys, "stdout", pipe)
+        live = LiveOutput()
+        live.out(b"one")
+        live.out(b"two")
+        assert isinstance(live.failure, BrokenPipeError)
+        with pytest.raises(BrokenPipeError):
+            live.finish(result(b"one"), 1024)
+    with pytest.raises(click.exceptions.Exit) as ended, pipe_may_close():
+        raise live.failure
+    assert ended.value.exit_code == 141
 
 
 def test_a_session_gets_a_command_line_with_its_words_kept_apart() -> None:

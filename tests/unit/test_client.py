@@ -276,12 +276,13 @@ def test_a_lost_and_a_stopping_sandbox_say_so_at_once(world: World) -> None:
     assert world.slept == []
 
 
-@pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.GONE])
-def test_a_node_that_takes_nothing_is_asked_again_and_then_not_started(world: World, state: NodeState) -> None:
+@pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.AWAY, NodeState.GONE])
+def test_a_node_that_takes_nothing_is_asked_as_long_as_the_caller_waits(world: World, state: NodeState) -> None:
     world.store.set_node_state("n1", state)
     with pytest.raises(NotStarted):
-        world.call(run())
-    assert len(world.slept) == 4
+        world.call(run(queue_timeout_s=0.7))
+    assert len(world.slept) > 4
+    assert max(world.slept) == 0.5
     assert world.node.seen == []
     assert world.store.ops() == []
 

@@ -185,9 +185,9 @@ def test_a_store_that_forgot_the_node_hears_that_it_had_announced_itself_before(
 ) -> None:
     announce, said = world.store.announce, []
 
-    def hear(record: NodeRecord, *, lease_s: float, again: bool = False) -> int:
+    def hear(record: NodeRecord, *, again: bool = False, **given: Any) -> int:
         said.append(again)
-        return announce(record, lease_s=lease_s, again=again)
+        return announce(record, again=again, **given)
 
     monkeypatch.setattr(world.store, "announce", hear)
     world.rounds(1)

@@ -6,6 +6,7 @@ that is slow at the worst moment is one whose method was wrapped.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.unit.node_world import ALICE, LONG_S, World
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     clock = ManualClock()
     monkeypatch.setattr(lease_module, "boot_s", clock.boottime)
+    monkeypatch.setattr(upkeep_module, "boot_s", clock.boottime)
     monkeypatch.setattr(upkeep_module, "monotonic", clock.monotonic)
     return World(tmp_path, clock)
 
@@ -476,10 +478,26 @@ def test_a_sandbox_that_has_a_newer_owner_elsewhere_is_ended(world: World, monke
     assert world.backend.running() == []
 
 
-def test_what_the_registry_does_not_know_is_ended_after_two_looks(world: World) -> None:
+def test_what_the_registry_has_forgotten_is_told_again_after_two_looks(world: World) -> None:
     route = world.live()
     world.store.lost(route, reason="test")
     world.store._sandboxes.drop(route.sandbox_id)
+    world.tick(5)
+    world.tick(1)
+    assert world.state(route) is None, "too soon for a second look"
+    world.tick(4)
+    assert world.work() == 0
+    assert world.state(route) == "warm"
+    assert world.backend.running() == [route.sandbox_id]
+
+
+def test_what_the_registry_gave_to_another_owner_is_ended_after_two_looks(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = world.live()
+    world.store.lost(route, reason="test")
+    world.store._sandboxes.drop(route.sandbox_id)
+    monkeypatch.setattr(world.store, "adopt", lambda *_a, **_k: False)
     world.tick(5)
     assert world.work() == 0
     world.tick(1)
@@ -487,6 +505,22 @@ def test_what_the_registry_does_not_know_is_ended_after_two_looks(world: World) 
     world.tick(4)
     assert world.work() == 1
     assert world.backend.running() == []
+
+
+def test_an_answer_that_redis_has_forgotten_is_given_once_more_and_nothing_else_is_said(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = world.live()
+    for op_id in ("op-1", "op-2"):
+        world.record(route, op_id)
+    reply = json.dumps({"ok": {"exit_code": 3}})
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "finish", lambda *_a, **_k: True)  # by a server that was lost a moment later
+        world.node.outbox.send("op-1", route, "ok", reply)
+    for _ in range(3):
+        world.tick(4)
+    assert world.outcome("op-1") == ("done", "ok")
+    assert world.outcome("op-2") == ("done", "not_started")
 
 
 def test_a_registry_that_was_emptied_a_moment_ago_ends_nothing(world: World) -> None:

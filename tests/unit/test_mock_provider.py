@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from sandfleet import AsyncSandboxProvider, Batch
-from sandfleet.errors import AmbiguousMatch, PathNotFound, SandboxLost, SandboxNotFound
+from sandfleet.errors import AmbiguousMatch, JobNotFound, PathNotFound, SandboxLost, SandboxNotFound
 from sandfleet.testing import MockBackend, MockSandboxProvider
 
 
@@ -87,3 +87,39 @@ def test_the_async_twin_works_over_the_same_double() -> None:
             return await sandbox.read_file("/mnt/user-data/workspace/a")
 
     assert asyncio.run(use()) == "text"
+
+
+def test_jobs_and_live_output_are_there_too() -> None:
+    provider = MockSandboxProvider()
+    provider.backend.set_output("make", "built\n", stderr="warned\n")
+    provider.backend.set_output("serve", "", delay_s=600)
+    sandbox = provider.get(provider.acquire("thread-1"))
+    assert sandbox is not None
+    seen = list[bytes]()
+    assert sandbox.run("make", on_stdout=seen.append, on_stderr=seen.append).exit_code == 0
+    assert seen == [b"built\n", b"warned\n"]
+    made = sandbox.run("make", background=True)
+    assert made.wait(5).stdout == "built\n"
+    assert [type(record).__name__ for record in made.output()] == ["OutputChunk", "OutputChunk", "OutputEnd"]
+    served = sandbox.run("serve", background=True, stdin_open=True)
+    served.send_stdin("hello")
+    assert served.poll().state == "running"
+    assert [job.state for job in sandbox.jobs()] == ["exited", "running"]
+    assert [process.command for process in sandbox.processes()] == ["serve"]
+    assert served.kill()
+    assert (served.wait(5).signal, served.poll().state) == ("SIGTERM", "exited")
+    with pytest.raises(JobNotFound):
+        sandbox.job("other").poll()
+
+
+def test_jobs_on_an_event_loop() -> None:
+    async def run() -> None:
+        provider = AsyncSandboxProvider.over(MockSandboxProvider())
+        sandbox = provider.get(await provider.acquire("thread-1"))
+        assert sandbox is not None
+        job = await sandbox.run("ls", background=True)
+        assert [type(record).__name__ async for record in job.output()] == ["OutputChunk", "OutputEnd"]
+        assert (await job.wait(5)).stdout == "Mock output for: ls"
+        assert (await sandbox.job(job.id).poll()).exit_code == 0
+
+    asyncio.run(run())

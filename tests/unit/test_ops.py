@@ -20,6 +20,8 @@ GOOD: dict[str, list[dict[str, Any]]] = {
         {"argv": ["ls", "-la"]},
         {"command": "x", "cwd": "/tmp", "env": {"A": "b", "_": ""}, "timeout_s": 1.5, "session": "s.1-a_B"},
         {"command": "x", "timeout_s": 86400, "max_output_bytes": 0},
+        {"command": "x", "background": True, "pty": {"rows": 40, "cols": 120}, "stream": "a.r1"},
+        {"command": "x", "stdin_open": True},
     ],
     "close_session": [{"session": "s"}],
     "read_file": [
@@ -42,10 +44,17 @@ GOOD: dict[str, list[dict[str, Any]]] = {
     "make_link": [{"path": "/a", "target": "../b\udcff", "overwrite": True}],
     "remove": [{"path": "/a", "recursive": True}],
     "move": [{"path": "/a", "new_path": "/b"}, {"path": "/a", "new_path": "/b", "overwrite": True, "follow": True}],
+    "kill_job": [{"job_id": "x"}, {"job_id": "x", "signal": "SIGKILL"}],
+    "write_stdin": [{"job_id": "x"}, {"job_id": "x.r1", "eof": True}],
+    "resize_job": [{"job_id": "x", "rows": 24, "cols": 80}],
+    "poll_job": [{"job_id": "x"}],
+    "list_jobs": [{}],
+    "list_processes": [{}],
     "cancel": [{"op_id": "x"}],
     "health": [{}],
     "metrics": [{}],
     "noop": [{}],
+    "checkpoint": [{}, {"name": "before the change"}, {"name": None}],
     "batch": [{"ops": [{"kind": "noop"}, {"kind": "write_file", "args": {"path": "/a"}, "content": "x"}]}],
 }
 
@@ -74,6 +83,9 @@ BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"command": "x", "cwd": "a\0"}, "cwd"),
         ({"command": "x", "timeout": 5}, "timeout"),
         ({"command": "x", "max_output_bytes": -1}, "max_output_bytes"),
+        ({"command": "x", "session": "s", "background": True}, "session"),
+        ({"command": "x", "pty": {"rows": 0}}, "pty"),
+        ({"command": "x", "stream": "a|b"}, "stream"),
     ],
     "close_session": [({}, "session"), ({"session": "é"}, "session")],
     "read_file": [
@@ -111,10 +123,17 @@ BAD: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "remove": [({"path": "/a", "recursive": "yes"}, "recursive")],
     "move": [({"path": "/a"}, "new_path"), ({"path": "/a", "new_path": "b\0"}, "NUL")],
+    "kill_job": [({}, "job_id"), ({"job_id": "x", "signal": "SIGNOPE"}, "signal"), ({"job_id": "a b"}, "job_id")],
+    "write_stdin": [({}, "job_id"), ({"job_id": "x", "data": "y"}, "data")],
+    "resize_job": [({"job_id": "x", "rows": 0, "cols": 80}, "rows"), ({"job_id": "x", "rows": 24}, "cols")],
+    "poll_job": [({}, "job_id")],
+    "list_jobs": [({"path": "/"}, "path")],
+    "list_processes": [({"pid": 1}, "pid")],
     "cancel": [({}, "op_id"), ({"op_id": "x" * 81}, "op_id")],
     "health": [({"x": 1}, "x")],
     "metrics": [({"x": 1}, "x")],
     "noop": [({"x": 1}, "x")],
+    "checkpoint": [({"name": ""}, "name"), ({"name": "a\nb"}, "name"), ({"name": "x" * 101}, "name")],
     "batch": [
         ({"ops": []}, "ops"),
         ({"ops": [{"kind": "noop"}] * 201}, "ops"),
@@ -173,7 +192,7 @@ def test_task_names_are_fixed_words() -> None:
 
 # --- lanes -----------------------------------------------------------------------------------------------
 
-ITEM = {kind: good[0] for kind, good in GOOD.items() if kind != "batch"}
+ITEM = {kind: good[0] for kind, good in GOOD.items() if kind not in ("batch", "checkpoint")}
 
 
 @pytest.mark.parametrize(
@@ -260,4 +279,4 @@ def test_what_is_shown_is_one_short_printable_line_whatever_the_command(text: st
 
 
 def test_only_commands_and_writes_carry_bytes() -> None:
-    assert {"execute_command", "write_file"} == CONTENT_KINDS
+    assert {"execute_command", "write_file", "write_stdin"} == CONTENT_KINDS

@@ -15,7 +15,7 @@ import pytest
 from celery.exceptions import Ignore
 from celery.worker import state
 
-from sandfleet.errors import Busy, Cancelled, InvalidArgument, SandfleetError
+from sandfleet.errors import Busy, Cancelled, InvalidArgument, NotStarted, SandfleetError
 from sandfleet_workers.jobs import Job, Plan
 from sandfleet_workers.pool import JobHandle, LanePool, outcome_of
 from tests.services import wait_until
@@ -355,10 +355,10 @@ def test_a_full_lane_is_busy_and_gives_its_bytes_back(world: World) -> None:
     assert world.pool._bytes == 20
 
 
-def test_before_it_has_a_node_the_pool_is_busy() -> None:
+def test_before_it_has_a_node_the_pool_takes_nothing() -> None:
     pool, request = LanePool(limit=1), Request("a")
     pool.on_apply(tracer, ("n", "a", {}, b"", "", ""), accept_callback=request.on_accepted)
-    assert isinstance(request.done[0][1], Busy)
+    assert isinstance(request.done[0][1], NotStarted)
 
 
 # --- cancel, expire, drain -------------------------------------------------------------------------------
@@ -439,7 +439,7 @@ def test_on_a_drain_what_has_not_begun_is_given_back_in_the_order_it_came(world:
     world.work()
     assert world.node.begun == ["x1", "y1"], "a lane that came free started what was given back"
     [late] = world.started("z")
-    assert isinstance(late.done[0][1], Busy)
+    assert isinstance(late.done[0][1], NotStarted)
 
 
 def test_the_pool_tells_what_it_holds(world: World) -> None:
@@ -474,3 +474,19 @@ def test_a_task_that_is_no_operation_runs_as_in_any_pool(world: World) -> None:
     world.pool.on_apply(lambda *args: ran.append(args), (1, 2), {}, lambda _result: None, plain.on_accepted)
     world.work()
     assert ran == [(1, 2)]
+
+
+# --- what runs without a job -----------------------------------------------------------------
+
+
+def test_a_lane_that_is_occupied_moves_on_when_it_is_vacated(world: World) -> None:
+    world.pool.occupy("earlier", ("s/shell/x",), ("s",))
+    world.pool.occupy("earlier", ("s/shell/x",), ("s",))
+    world.deliver("a", Plan(exclusive=("s/shell/x",)))
+    world.deliver("b", Plan(exclusive=("s/shell/y",)))
+    world.work()
+    assert world.node.begun == ["b"]
+    world.pool.vacate("nobody")
+    world.pool.vacate("earlier")
+    world.work()
+    assert world.node.begun == ["b", "a"]

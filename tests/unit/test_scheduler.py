@@ -171,7 +171,48 @@ def test_a_fresh_placement_moves_the_home_and_a_refused_one_does_not(world: Worl
         world.place(ALICE)
     assert world.store.thread_home(ALICE) == "d"
     assert world.place(ALICE, on_lost="fresh") == "placed on n2"
+    assert world.store.thread_home(ALICE) == "d"
+    world.created()
     assert world.store.thread_home(ALICE) == "e"
+
+
+def creation(world: World) -> dict[str, Any]:
+    """The arguments of the last creation that was sent."""
+    sent = [json.loads(json.loads(one)["body"])[0][0] for queue in world.memory.queues.values() for one in queue]
+    return dict(next(message["args"] for message in sent if message.get("kind") == "node.create"))
+
+
+def test_restoring_leaves_a_home_that_is_gone_and_nothing_else(world: World) -> None:
+    world.node("n1", data_id="d")
+    route = world.warm(ALICE)
+    world.node("n2", data_id="e")
+    world.store.set_node_state("n1", NodeState.CORDONED)
+    world.store.lost(route, reason="killed")
+    with pytest.raises(HomeUnavailable, match="on_lost='restore'"):
+        world.place(ALICE, on_lost="restore")
+    world.lapse_lease("n1")
+    world.scheduler.reconcile()
+    assert world.place(ALICE, on_lost="restore") == "placed on n2"
+    assert creation(world)["restore"] == {"checkpoint": "latest", "required": True, "replace": True}
+
+
+def test_at_home_the_newest_checkpoint_is_for_a_thread_that_has_nothing(world: World) -> None:
+    world.node("n1", data_id="d")
+    world.place(ALICE, on_lost="restore")
+    assert creation(world)["restore"] == {"checkpoint": "latest", "required": False, "replace": False}
+
+
+def test_a_fresh_start_away_from_home_is_fresh_whatever_the_nodes_settings_say(world: World) -> None:
+    world.node("n1", data_id="d")
+    world.place(ALICE, on_lost="fresh")
+    assert "restore" not in creation(world)
+    world.memory.queues.clear()
+    world.created()
+    world.lapse_lease("n1")
+    world.scheduler.reconcile()
+    world.node("n2", data_id="e")
+    world.place(ALICE, on_lost="fresh")
+    assert creation(world)["restore"] == {"checkpoint": None}
 
 
 def test_while_the_store_recovers_an_unknown_thread_is_told_to_ask_again_soon(world: World) -> None:

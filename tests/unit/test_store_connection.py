@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
+from sandfleet.config.sentinel import parse_sentinels
+from sandfleet.config.urls import HIDDEN, scrubbed
 from sandfleet.connection import check_server, check_url, connect, redacted, translate
 from sandfleet.errors import ConfigError, InsecureRedis, InternalError, StoreUnavailable
 from sandfleet.store import MemoryStore, RedisStore, open_store
@@ -106,3 +108,63 @@ def test_open_store_judges_the_url_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert isinstance(store, RedisStore)
     store.close()
     assert isinstance(open_store("memory://"), MemoryStore)
+
+
+# -- Sentinel ---------------------------------------------------------------------------------------------
+
+SENTINELS = "sentinel://user:p%40ss@s1:26379,s2,[::1]:7000/3?service=main&sentinel_password=other"
+
+
+def test_a_sentinel_url_names_hosts_service_and_both_logins() -> None:
+    found = parse_sentinels(SENTINELS)
+    assert found.hosts == (("s1", 26379), ("s2", 26379), ("::1", 7000))
+    assert (found.db, found.service) == (3, "main")
+    assert (found.username, found.password, found.sentinel_password) == ("user", "p@ss", "other")
+    assert found.as_celery_spells_it().split(";") == [
+        f"sentinel://user:p%40ss@{place}/3" for place in ("s1:26379", "s2:26379", "[::1]:7000")
+    ]
+
+
+def test_the_logins_of_a_sentinel_url_are_not_shown() -> None:
+    shown = "sentinel://s1:26379,s2:26379,[::1]:7000/3?service=main"
+    assert redacted(SENTINELS) == shown
+    assert scrubbed(SENTINELS) == shown.replace("//", "//***@")
+    assert scrubbed("sentinel://s1/0?service=main") == "sentinel://s1/0?service=main"
+    assert scrubbed("sentinel://:a/b@s1/0?service=main") == HIDDEN
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sentinel://s1:26379/0",
+        "sentinel://s1/0?service=",
+        "sentinel://s1/x?service=main",
+        "sentinel://s1,,s2/0?service=main",
+        "sentinel://:pa/ss@s1/0?service=main",
+        "sentinel://s1:port/0?service=main",
+        "sentinel://s1/0?service=a&service=b",
+        "sentinel://s1/0?service=a&master_name=b",
+    ],
+)
+def test_a_sentinel_url_with_a_mistake_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_url(url)
+    assert "pa/ss" not in str(refused.value)
+    assert "sentinel" in str(refused.value)
+
+
+def test_sentinels_on_the_network_need_the_password_of_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SANDFLEET_ALLOW_INSECURE_REDIS", raising=False)
+    check_url("sentinel://127.0.0.1:1,localhost/0?service=main")
+    check_url(SENTINELS)
+    with pytest.raises(InsecureRedis):
+        check_url("sentinel://127.0.0.1,10.0.0.1/0?service=main&sentinel_password=other")
+
+
+def test_sentinels_of_which_none_answers_are_told_as_such() -> None:
+    client = connect("sentinel://127.0.0.1:1,127.0.0.1:2/0?service=main")
+    with pytest.raises(redis.RedisError) as failed:
+        client.ping()
+    told = translate(failed.value, "sentinel://127.0.0.1:1/0?service=main")
+    assert isinstance(told, StoreUnavailable)
+    assert (told.facts["reason"], told.retry_after_s) == ("no_primary", 1.0)

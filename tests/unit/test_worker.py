@@ -133,11 +133,11 @@ def test_a_node_that_takes_long_to_end_its_sandboxes_keeps_its_lease_meanwhile(
     node.lease.reconnecting = False
     seen: list[bool] = []
 
-    def slow() -> None:
+    def slow(**given: Any) -> None:
         until = node.lease._valid_until + 1.5  # longer than the main loop may be silent
         wait_until(lambda: node.lease._valid_until > until, 10)
         seen.append(store.nodes()[0].alive)
-        closed()
+        closed(**given)
 
     closed = node.lifecycle.close
     monkeypatch.setattr(node.lifecycle, "close", slow)
@@ -215,13 +215,17 @@ class Draining:
         self.told: list[Any] = []
         self.store = SimpleNamespace(set_node_state=lambda *args, **kwargs: self.told.append((args, kwargs)))
         self.pool = SimpleNamespace(counts=self.counts)
+        self.runs = SimpleNamespace(count=self.jobs)
 
     def drain(self) -> None:
         self.told.append("drained")
 
     def counts(self) -> tuple[int, int]:
         self.running -= self.ends and self.running > 0
-        return self.running, 0
+        return self.running // 2, 0
+
+    def jobs(self) -> int:
+        return self.running - self.running // 2
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import json
 import logging
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any
 
 from sandfleet import blobs
 from sandfleet.backends import Completion
 from sandfleet.config import INLINE_BYTES
-from sandfleet.errors import PayloadTooLarge, SandfleetError, StoreUnavailable
+from sandfleet.errors import OutcomeUnknown, PayloadTooLarge, SandfleetError, StoreUnavailable
 from sandfleet.store.base import Route, Store, wants_errors_only
 from sandfleet.wire import OpMessage, put_beside
 from sandfleet_workers.jobs import Job
@@ -27,6 +27,8 @@ log = logging.getLogger("sandfleet.node")
 _BLOBS_KEPT_S = 120.0
 _KEPT = 10_000
 _SENT_PER_TICK = 500
+#: Answers that are remembered in case Redis forgets them: a failover loses what was written a moment before it.
+_TOLD_KEPT, _TOLD_BYTES = 5_000, 4096
 #: Results of plain Celery callers lie in Redis for an hour: bigger ones want the SDK's blobs.
 _CELERY_RESULT_BYTES = 8 * 1024 * 1024
 
@@ -97,19 +99,24 @@ def spent_ms(job: Job, message: OpMessage, now_ms: int) -> Spent:
 
 
 class Outbox:
-    """Sends answers, and keeps those that Redis did not take until it does."""
+    """Sends answers, and keeps those that Redis did not take until it does. Thread-safe.
+
+    The last ones are remembered: an operation that Redis has forgotten to be answered must not be told anything else.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._kept: deque[tuple[str, Route, str, str]] = deque()
+        self._kept: deque[tuple[str, Route, str, str, str]] = deque()
+        self._told: OrderedDict[str, tuple[Route, str, str]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def send(self, op_id: str, route: Route, outcome: str, payload: str) -> None:
-        """Answer an operation; never raises."""
+    def send(self, op_id: str, route: Route, outcome: str, payload: str, *, stream: str = "") -> None:
+        """Answer an operation, and end its output stream; never raises."""
+        self._remember(op_id, route, outcome, payload)
         try:
-            self._store.finish(op_id, route, outcome=outcome, reply=payload)
+            self._store.finish(op_id, route, outcome=outcome, reply=payload, stream=stream)
         except StoreUnavailable as exc:
-            self._keep((op_id, route, outcome, payload), str(exc))
+            self._keep((op_id, route, outcome, payload, stream), str(exc))
         except SandfleetError as exc:
             # Whatever it is, it is about this payload: the caller is told that, not left to wait.
             log.exception("op.reply_refused", extra={"op_id": op_id})
@@ -120,23 +127,47 @@ class Outbox:
         try:
             self._store.finish(op_id, route, outcome=error.code, reply=payload)
         except SandfleetError as exc:
-            self._keep((op_id, route, error.code, payload), str(exc))
+            self._keep((op_id, route, error.code, payload, ""), str(exc))
 
-    def _keep(self, answer: tuple[str, Route, str, str], why: str) -> None:
+    def _keep(self, answer: tuple[str, Route, str, str, str], why: str) -> None:
         with self._lock:
             if len(self._kept) >= _KEPT:
                 log.error("op.reply_dropped", extra={"op_id": self._kept.popleft()[0], "why": "too many are kept"})
             self._kept.append(answer)
         log.warning("op.reply_kept", extra={"op_id": answer[0], "error": why})
 
+    def _remember(self, op_id: str, route: Route, outcome: str, payload: str) -> None:
+        if len(payload) > _TOLD_BYTES:
+            lost = OutcomeUnknown(f"operation {op_id} was answered, and Redis lost the answer", op_id=op_id)
+            outcome, payload = lost.code, json.dumps({"error": lost.to_wire()})
+        with self._lock:
+            self._told[op_id] = (route, outcome, payload)
+            if len(self._told) > _TOLD_KEPT:
+                self._told.popitem(last=False)
+
+    def tell_again(self, op_id: str) -> bool:
+        """Whether the operation was answered here; if so, it is answered so once more where Redis has lost it.
+
+        Raises:
+            StoreUnavailable: Redis is away.
+        """
+        with self._lock:
+            told = self._told.get(op_id)
+            if told is None or any(kept[0] == op_id for kept in self._kept):
+                return told is not None  # one that Redis did not take yet is sent by `flush`
+        route, outcome, payload = told
+        if self._store.finish(op_id, route, outcome=outcome, reply=payload):
+            log.warning("op.told_again", extra={"op_id": op_id})
+        return True
+
     def flush(self) -> None:
         """Send what was kept, a bounded part of it per call; the rest stays if Redis is still away."""
         for _ in range(min(_SENT_PER_TICK, len(self._kept))):
             with self._lock:
-                op_id, route, outcome, payload = self._kept.popleft()
+                op_id, route, outcome, payload, stream = self._kept.popleft()
             try:
-                self._store.finish(op_id, route, outcome=outcome, reply=payload)
+                self._store.finish(op_id, route, outcome=outcome, reply=payload, stream=stream)
             except SandfleetError:
                 with self._lock:
-                    self._kept.appendleft((op_id, route, outcome, payload))
+                    self._kept.appendleft((op_id, route, outcome, payload, stream))
                 return

@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -233,16 +234,20 @@ class BlankPool:
         if self._node.lease.state is not NodeState.READY or now < self._not_before:
             return
         plan = self._plan(now)
-        for slot in plan.end:
+        self.replace(plan.end)
+        for kind in plan.start[: _STARTERS - len(self._starting)]:
+            if not self._begin(kind):
+                return
+
+    def replace(self, slots: Iterable[str]) -> None:
+        """End those of these that are in the pool; what is missing then is started by and by."""
+        for slot in slots:
             with self._lock:
                 blank = self._ready.pop(slot, None)
             if blank is not None:
                 # Its place goes first: no thread is to be given what is on its way out.
                 self._tell_gone(slot)
                 self._node.pool.run_slow(functools.partial(self._remove, blank))
-        for kind in plan.start[: _STARTERS - len(self._starting)]:
-            if not self._begin(kind):
-                return
 
     def _plan(self, now: float) -> BlankPlan:
         settings = self._node.settings

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from sandfleet.backends import Completion, Connection, Done, Liveness, Operation
+from sandfleet.backends import Completion, Connection, Done, Liveness, Operation, Remembered
 from sandfleet.errors import (
     Busy,
     InternalError,
@@ -38,6 +38,11 @@ _MAX_IDLE = 32
 _HEAVY_BYTES = 256 * 1024
 _CANCEL_WAIT_S = 1.0
 _CANCEL_RETRY_S = 0.02
+_REMEMBERED_WAIT_S = 20.0
+_RECALL_TRIES = 5
+_RECALL_RETRY_S = 1.0
+#: A sandbox that nobody is connected to for much longer may take itself for an orphan and end.
+_TOUCH_S = 600.0
 
 _heavy_lock = threading.Lock()
 _heavy_pool: ThreadPoolExecutor | None = None
@@ -50,6 +55,10 @@ def _heavy(work: Callable[[], None]) -> None:
         if _heavy_pool is None:
             _heavy_pool = ThreadPoolExecutor(2, thread_name_prefix="sandfleet-heavy")
     _heavy_pool.submit(work)
+
+
+def _makes_no_sense(error: SandfleetError) -> bool:
+    return error.facts.get("reason") == "bad_reply"
 
 
 class Call:
@@ -109,6 +118,7 @@ class EndpointConnection(Connection):
         self._lock = threading.Lock()
         self._guarding = False
         self._closed = False
+        self._touching = self._waiter.call_later(_TOUCH_S, self._touch)
 
     # --- the contract --------------------------------------------------------------------------
 
@@ -137,6 +147,47 @@ class EndpointConnection(Connection):
             time.sleep(_CANCEL_RETRY_S)
         return False
 
+    def remembered(self) -> list[Remembered]:
+        told = self._ask("remembered", self._dialect.remembered(), _REMEMBERED_WAIT_S)
+        if told is None:
+            raise NotStarted("the sandbox does not say what it remembers", reason="no_answer")
+        if told.error is not None:
+            raise told.error
+        found: list[Remembered] = told.value
+        return found
+
+    def recall(self, op: Operation, done: Done) -> None:
+        self._recall(op, done, _RECALL_TRIES)
+
+    def _recall(self, op: Operation, done: Done, tries: int) -> None:
+        try:
+            asked = self._dialect.recall(op)
+        except SandfleetError as exc:
+            done(Completion(error=exc))
+            return
+        said: list[Completion] = []
+
+        def steps() -> Steps:
+            said.append((yield from asked))
+            return said[0]
+
+        def ended(completion: Completion) -> None:
+            error = completion.error
+            if said or error is None:
+                done(completion)
+            elif (
+                self._closed or tries <= 1 or isinstance(error, SandboxLost) or error.facts.get("reason") == "bad_reply"
+            ):
+                # Whatever is wrong with the way there says nothing about the operation.
+                text = f"nobody can say how {op.kind} ended: {error}"
+                done(Completion(error=OutcomeUnknown(text, op_id=op.op_id, sandbox_id=self._sandbox_id)))
+            else:
+                self._waiter.call_later(_RECALL_RETRY_S, lambda: self._recall(op, done, tries - 1))
+
+        if op.kind == "execute_command":
+            self._commands.add(op.op_id)
+        self._advance(Call(op, steps(), ended), None)
+
     def rename(self, sandbox_id: str) -> None:
         """Errors name the sandbox so from now on: a thread has claimed it."""
         self._sandbox_id = sandbox_id
@@ -147,19 +198,25 @@ class EndpointConnection(Connection):
                 return
             self._closed = True
             channels = list(self._channels)
+        self._touching.cancel()
         for channel in channels:
             self._broken(channel, "the connection was closed")
         self._endpoint.close()
 
     def _kill(self, op_id: str, deadline: float) -> object:
+        told = self._ask("kill", self._dialect.kill(op_id), deadline - time.monotonic())
+        return told.value if told is not None else None
+
+    def _ask(self, what: str, steps: Steps, wait_s: float) -> Completion | None:
+        """Carry out what is no operation of anybody and wait for it; None if that took too long."""
         answered, box = threading.Event(), list[Completion]()
 
         def keep(completion: Completion) -> None:
             box.append(completion)
             answered.set()
 
-        self._advance(Call(Operation("", "kill", {}), self._dialect.kill(op_id), keep), None)
-        return box[0].value if answered.wait(max(0.0, deadline - time.monotonic())) else None
+        self._advance(Call(Operation("", what, {}), steps, keep), None)
+        return box[0] if answered.wait(max(0.0, wait_s)) else None
 
     # --- one step after the other --------------------------------------------------------------
 
@@ -319,6 +376,14 @@ class EndpointConnection(Connection):
                 self._overdue(channel)
         if busy and not self._closed:
             self._guard()
+
+    def _touch(self) -> None:
+        """Be connected: an idle channel stays open, so one request is enough."""
+        if self._closed:
+            return
+        self._touching = self._waiter.call_later(_TOUCH_S, self._touch)
+        if not self._channels:
+            _heavy(lambda: self.start(Operation("", "health", {}), lambda _completion: None))
 
     def _overdue(self, channel: Channel) -> None:
         call = self._drop(channel)

@@ -12,9 +12,9 @@ from sandfleet.backends import Completion, Operation
 from sandfleet.blobs import MAX_BLOB_BYTES
 from sandfleet.errors import PayloadTooLarge
 from sandfleet_workers import endpoint_fields as check
-from sandfleet_workers.endpoint_http import MIB, BadReply, Reply, Request, get, json_of, post, put
+from sandfleet_workers.endpoint_http import MIB, BadReply, Reply, Request, get, json_of, once, post, put
 
-__all__ = ["FILE_STEPS", "MARGIN", "MAX_FILE_BYTES", "LostSessions", "Steps"]
+__all__ = ["FILE_STEPS", "MARGIN", "MAX_FILE_BYTES", "LostSessions", "Steps", "change", "replaced", "written"]
 
 Steps = Generator[Request, Reply, Completion]
 #: Names of sessions whose loss was told to the caller, so that the next use opens a new shell.
@@ -97,6 +97,12 @@ def _read_text(op: Operation) -> Steps:
     return Completion(check.text_read(data), content)
 
 
+def change(op: Operation, route: str, fields: dict[str, Any]) -> Request:
+    """A request that changes something, under its op id: after a broken connection it may be sent again."""
+    request = post(route, {**fields, "op_id": op.op_id}, effect=True) if op.op_id else post(route, fields, effect=True)
+    return once(request) if op.op_id else request
+
+
 def _digest_rule(args: Any) -> str | None:
     wanted = args.get("if_digest")
     return None if wanted is None else wanted or "absent"
@@ -120,11 +126,15 @@ def _write_file(op: Operation, _lost: LostSessions) -> Steps:
         query["if_size"] = str(args["if_size"])
     if args.get("mode") is not None:
         query["mode"] = f"{args['mode']:o}"
-    return _written(json_of((yield put(_FILE, query, content))))
+    if op.op_id:
+        query["op_id"] = op.op_id
+    request = put(_FILE, query, content)
+    return Completion(written(json_of((yield once(request) if op.op_id else request))))
 
 
-def _written(data: dict[str, Any]) -> Completion:
-    return Completion({"size": check.count(data, "size"), "digest": check.optional_text(data, "digest", 64)})
+def written(data: dict[str, Any]) -> dict[str, Any]:
+    """The value of a write_file from sandboxd's answer."""
+    return {"size": check.count(data, "size"), "digest": check.optional_text(data, "digest", 64)}
 
 
 def _upload(op: Operation, content: bytes) -> Steps:
@@ -152,10 +162,7 @@ def _upload(op: Operation, content: bytes) -> Steps:
         yield post("/v1/sandfleet/upload/abort", {"id": upload_id}, effect=False)
         raise
     commit = {"id": upload_id, "size": len(content), "sha256": digest}
-    done = _written(json_of((yield post("/v1/sandfleet/upload/commit", commit, effect=True))))
-    if args.get("append"):
-        done.value["digest"] = None  # sandboxd tells that of what was appended, not that of the file
-    return done
+    return Completion(written(json_of((yield change(op, "/v1/sandfleet/upload/commit", commit)))))
 
 
 # --- the rest of the file system -------------------------------------------------------------
@@ -172,8 +179,12 @@ def _str_replace(op: Operation, _lost: LostSessions) -> Steps:
     }
     if (rule := _digest_rule(args)) is not None:
         fields["if_digest"] = rule
-    data = json_of((yield post(_FS, fields, effect=True)))
-    return Completion({"count": check.count(data, "count"), "digest": check.optional_text(data, "digest", 64)})
+    return Completion(replaced(json_of((yield change(op, _FS, fields)))))
+
+
+def replaced(data: dict[str, Any]) -> dict[str, Any]:
+    """The value of a str_replace from sandboxd's answer."""
+    return {"count": check.count(data, "count"), "digest": check.optional_text(data, "digest", 64)}
 
 
 def _list_dir(op: Operation, _lost: LostSessions) -> Steps:
@@ -245,7 +256,7 @@ def _change(do: str, *names: tuple[str, str, Any]) -> Callable[[Operation, LostS
 
     def steps(op: Operation, _lost: LostSessions) -> Steps:
         fields = {theirs: op.args.get(ours, default) for ours, theirs, default in names}
-        json_of((yield post(_FS, {"do": do, "path": op.args["path"], **fields}, effect=True)))
+        json_of((yield change(op, _FS, {"do": do, "path": op.args["path"], **fields})))
         return Completion({})
 
     return steps

@@ -18,7 +18,19 @@ from urllib.parse import quote
 
 from sandfleet.errors import InternalError, SandfleetError, from_wire
 
-__all__ = ["BadReply", "Reply", "Request", "ResponseParser", "error_of", "get", "json_of", "post", "put", "table_of"]
+__all__ = [
+    "BadReply",
+    "Reply",
+    "Request",
+    "ResponseParser",
+    "error_of",
+    "get",
+    "json_of",
+    "once",
+    "post",
+    "put",
+    "table_of",
+]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -107,6 +119,12 @@ def put(route: str, query: Mapping[str, str], content: bytes | memoryview, *, ef
     """A PUT of raw bytes, sent from where they lie."""
     head = f"PUT {_target(route, query)} HTTP/1.1\r\nHost: s\r\n".encode()
     return _with_body(head, content, _SMALL_REPLY, effect)
+
+
+def once(request: Request) -> Request:
+    """The request, which may be sent again: it names its op id, and sandboxd carries that out once."""
+    request.find = request
+    return request
 
 
 def _with_body(head: bytes, body: bytes | memoryview, cap: int, effect: bool) -> Request:
@@ -339,6 +357,11 @@ _CODES = {
         ]
     },
     "op_exists": "op_conflict",
+    "op_not_found": "job_not_found",
+    # These two would be lies about its own sandbox only.
+    "op_refused": "not_started",
+    "op_forgotten": "outcome_unknown",
+    "not_supported": "not_supported",
     "too_busy": "busy",
 }
 _BUSY_RETRY_S = 0.5

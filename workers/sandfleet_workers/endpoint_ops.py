@@ -13,9 +13,7 @@ from typing import Any, Protocol
 
 from sandfleet.backends import Completion, Operation
 from sandfleet.errors import (
-    InternalError,
     InvalidArgument,
-    NotStarted,
     NotSupported,
     OutcomeUnknown,
     SessionLost,
@@ -23,13 +21,18 @@ from sandfleet.errors import (
     UnknownOperation,
 )
 from sandfleet_workers import endpoint_fields as check
-from sandfleet_workers.endpoint_files import FILE_STEPS, MARGIN, MAX_FILE_BYTES, LostSessions, Steps
+from sandfleet_workers import endpoint_recall as recall
+from sandfleet_workers.endpoint_files import FILE_STEPS, MARGIN, MAX_FILE_BYTES, LostSessions, Steps, change
 from sandfleet_workers.endpoint_http import MIB, BadReply, Reply, Request, get, json_of, post
+from sandfleet_workers.endpoint_jobs import JOB_STEPS, raw_parts
 
 __all__ = ["MAX_FILE_BYTES", "Dialect", "SandboxdDialect", "Steps"]
 
 _MAX_TIMEOUT_S = 86400.0
 _GUARD_EXTRA_S = 10.0
+_START_S = 60.0
+#: Of the output of what is followed: so much of each stream is still there for a follower who is late.
+_WINDOW_BYTES = 256 * 1024
 
 
 class Dialect(Protocol):
@@ -44,6 +47,16 @@ class Dialect(Protocol):
 
     def kill(self, op_id: str) -> Steps:
         """Kill a running command; the value is ``killed``, ``over`` (it runs no more) or ``running`` (ask again)."""
+
+    def recall(self, op: Operation) -> Steps:
+        """The steps of `Connection.recall`. What they return was said by the sandbox; errors that they raise were not.
+
+        Raises:
+            SandfleetError: It cannot be asked for.
+        """
+
+    def remembered(self) -> Steps:
+        """The steps of `Connection.remembered`."""
 
 
 class SandboxdDialect:
@@ -65,6 +78,16 @@ class SandboxdDialect:
             return Completion("killed")
         return Completion("running" if check.text(data, "status") == "running" else "over")
 
+    def recall(self, op: Operation) -> Steps:
+        if op.kind == "execute_command":
+            return recall.recall_command(op, _final_value)
+        if op.kind in recall.CHANGES:
+            return recall.recall_change(op)
+        return recall.forgotten(op)
+
+    def remembered(self) -> Steps:
+        return recall.remembered()
+
 
 # --- commands --------------------------------------------------------------------------------
 
@@ -73,7 +96,8 @@ def _execute(op: Operation, lost: LostSessions) -> Steps:
     args, session = op.args, op.args.get("session")
     keep = args.get("max_output_bytes", MIB)
     fields = _command_fields(op, keep)
-    timeout_s = args.get("timeout_s") or _MAX_TIMEOUT_S
+    # A job is answered when it runs.
+    timeout_s = _START_S if args.get("background") else args.get("timeout_s") or _MAX_TIMEOUT_S
     cap = MARGIN + 2 * max(keep, 1)
     if session in lost:
         lost.discard(session)
@@ -89,24 +113,23 @@ def _execute(op: Operation, lost: LostSessions) -> Steps:
         if session is not None:
             lost.add(session)
         raise
-    except InternalError as exc:
-        if exc.facts.get("unknown_code") == "op_not_found":
-            raise NotStarted("the request was lost with its connection before the command began") from None
-        raise
+    if args.get("background"):
+        return Completion({"job_id": op.op_id, "pid": check.count(data, "pid")})
     return Completion(_command_value(data, keep, as_bytes=bool(args.get("as_bytes"))))
+
+
+def _final_value(op: Operation, reply: Reply) -> dict[str, Any]:
+    """The value of a command that has ended, whoever started it."""
+    keep = op.args.get("max_output_bytes", MIB)
+    return _command_value(_result_of(reply), keep, as_bytes=bool(op.args.get("as_bytes")))
 
 
 def _exec_request(fields: dict[str, Any], cap: int, timeout_s: float) -> Request:
     guard_s = timeout_s + _GUARD_EXTRA_S
     request = post("/v1/bash/exec", fields, cap=cap, effect=True, guard_s=guard_s)
-    question = {
-        "op_id": fields["op_id"],
-        "wait": True,
-        "wait_timeout": min(guard_s, _MAX_TIMEOUT_S),
-        "encoding": fields["encoding"],
-    }
     # sandboxd remembers by op_id what it started: after a broken connection the outcome can be asked for.
-    request.find = post("/v1/sandfleet/op", question, cap=cap, effect=True, guard_s=guard_s)
+    wait_s = 0.0 if fields.get("async_mode") else min(guard_s, _MAX_TIMEOUT_S)
+    request.find = recall.question(fields["op_id"], cap=cap, wait_s=wait_s, guard_s=guard_s)
     return request
 
 
@@ -130,6 +153,7 @@ def _command_fields(op: Operation, keep: int) -> dict[str, Any]:
             fields[theirs] = value
     if args.get("env"):
         fields["env"] = dict(args["env"])
+    fields.update(_job_fields(op))
     if args.get("session") is not None and args.get("argv") is not None:
         raise InvalidArgument("a session takes a command line, not argv", argument="argv")
     if op.content:
@@ -139,16 +163,28 @@ def _command_fields(op: Operation, keep: int) -> dict[str, Any]:
     return fields
 
 
+def _job_fields(op: Operation) -> dict[str, Any]:
+    """What a command says that goes on by itself, or is followed while it runs."""
+    args, fields = op.args, dict[str, Any]()
+    if op.note:
+        fields["note"] = op.note
+    if args.get("background"):
+        fields["async_mode"] = True
+    if args.get("background") or args.get("stream"):
+        fields["window"] = _WINDOW_BYTES
+    if args.get("stdin_open"):
+        fields["stdin_open"] = True
+    if (size := args.get("pty")) is not None:
+        fields["pty"] = {"rows": size.get("rows", 24), "cols": size.get("cols", 80)}
+    if args.get("session") is not None and fields.keys() & {"async_mode", "stdin_open", "pty"}:
+        raise InvalidArgument("a session's command is no job and has no stdin or terminal", argument="session")
+    return fields
+
+
 def _result_of(reply: Reply) -> dict[str, Any]:
     """What came back of a command: the JSON, and as ``stdout`` and ``stderr`` the bytes that follow it."""
-    end = reply.body.find(b"\n")
-    if end < 0:
-        end = len(reply.body)
-    data = json_of(Reply(reply.status, reply.head, reply.body[:end]))
-    lengths, follow = check.items(data, "raw", 2), memoryview(reply.body)[end + 1 :]
-    if [type(length) for length in lengths] != [int, int] or min(lengths) < 0 or sum(lengths) != len(follow):
-        raise BadReply("output that is not as long as told")
-    data["stdout"], data["stderr"] = follow[: lengths[0]], follow[lengths[0] :]
+    data, stdout, stderr = raw_parts(reply)
+    data["stdout"], data["stderr"] = stdout, stderr
     return data
 
 
@@ -202,7 +238,7 @@ def _parts(data: dict[str, Any], stream: str) -> list[memoryview | bytes]:
 def _close_session(op: Operation, lost: LostSessions) -> Steps:
     session = op.args["session"]
     lost.discard(session)
-    json_of((yield post(f"/v1/bash/sessions/{session}/close", {}, effect=True)))
+    json_of((yield change(op, f"/v1/bash/sessions/{session}/close", {})))
     return Completion({})
 
 
@@ -233,6 +269,7 @@ def _noop(_op: Operation, _lost: LostSessions) -> Steps:
 
 _STEPS: dict[str, Callable[[Operation, LostSessions], Steps]] = {
     **FILE_STEPS,
+    **JOB_STEPS,
     "execute_command": _execute,
     "close_session": _close_session,
     "health": _health,

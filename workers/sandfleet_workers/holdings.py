@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 
-from sandfleet.backends import Connection, SandboxBackend
+from sandfleet.backends import Capability, Connection, SandboxBackend
+from sandfleet.checkpoints import Restoration
 from sandfleet.ids import Identity
 from sandfleet.model import SandboxSpec
 from sandfleet.store.base import Route
 from sandfleet.wire import OpMessage
 from sandfleet_workers.batch import BatchRun
+from sandfleet_workers.entries import Entry
 
 __all__ = ["Carry", "Held"]
 
@@ -19,7 +22,10 @@ __all__ = ["Carry", "Held"]
 class Held:
     """A sandbox this node holds; ``made_at`` is of the monotonic clock, ``slot`` names the one it was claimed from.
 
-    ``stuck``: it was to be ended and could not be. It is held until another try succeeds.
+    ``stuck``: it was to be ended and could not be. It is held until another try succeeds. ``entry`` is what the journal
+    has of one that may outlive this process. ``effects`` counts what may have changed its files; ``saved_effects`` is
+    what that was at its last checkpoint, begun at ``saved_at``, and the next one comes after ``save_after``.
+    ``restored``: what it began with, if that was a checkpoint.
     """
 
     route: Route
@@ -30,7 +36,17 @@ class Held:
     stopping: bool = False
     stuck: bool = False
     slot: str | None = None
+    entry: Entry | None = None
     made_at: float = field(default_factory=time.monotonic)
+    effects: int = 0
+    saved_effects: int = 0
+    saved_at: float = -math.inf
+    save_after: float = -math.inf
+    restored: Restoration | None = None
+
+    def can(self, capability: Capability) -> bool:
+        """Whether this very sandbox can do it."""
+        return capability in self.backend.capabilities and capability not in self.connection.lacks
 
 
 @dataclass(slots=True)
@@ -42,3 +58,4 @@ class Carry:
     claimed: bool = False
     finished: bool = False
     batch: BatchRun | None = None
+    stream: str = ""  # where its output goes while it runs

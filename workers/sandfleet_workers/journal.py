@@ -85,6 +85,10 @@ class Journal:
                     self._set_aside(path, exc)
         return entries
 
+    def set_aside(self, name: str, why: Exception) -> None:
+        """What was read makes no sense: keep the file as ``*.bad``, out of the way, and say so. Never raises."""
+        self._set_aside(self._at(name), why)
+
     def _at(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot name an entry of the journal")

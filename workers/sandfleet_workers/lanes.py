@@ -57,7 +57,7 @@ class Lanes:
     """
 
     def __init__(self, *, max_depth: int) -> None:
-        self._max_depth = max_depth
+        self.max_depth = max_depth
         self._lanes: dict[str, _Lane] = {}
         self._tickets: dict[str, _Ticket] = {}
 
@@ -73,7 +73,7 @@ class Lanes:
         wanted = tuple([(lane, True) for lane in exclusive] + [(lane, False) for lane in shared])
         for name, _ in wanted:
             lane = self._lanes.get(name)
-            if lane is not None and len(lane.waiting) >= self._max_depth:
+            if lane is not None and len(lane.waiting) >= self.max_depth:
                 raise LaneFull(name, len(lane.waiting))
         entry = self._tickets[ticket] = _Ticket(wanted)
         for name, is_exclusive in wanted:

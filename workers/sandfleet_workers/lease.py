@@ -67,15 +67,16 @@ class Lease:
         self.renewals = 0
         self.upkeep = True
 
-    def announce(self, *, again: bool = False) -> None:
-        """Take the lease, or with ``again`` tell a store that forgot it.
+    def announce(self, *, again: bool = False, take_over: bool = False) -> None:
+        """Take the lease, or with ``again`` tell a store that forgot it. ``take_over``: no process has the node's id
+        but this one.
 
         Raises:
             NodeIdInUse: Another incarnation holds it; a killed one's lapses within ``lease_s``.
             LeaseLost: ``again``, and another incarnation has come since.
         """
         asked_at = boot_s()
-        self._learn(self._store.announce(self._record, lease_s=self._lease_s, again=again))
+        self._learn(self._store.announce(self._record, lease_s=self._lease_s, again=again, take_over=take_over))
         self._valid_until = asked_at + self._lease_s
 
     def start(self, *, with_upkeep: bool = True) -> None:

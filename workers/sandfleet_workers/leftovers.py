@@ -64,6 +64,18 @@ class Leftovers:
                 log.warning("leftovers.not_listed", extra={"backend": backend_name, "error": str(exc)})
         self._remove(keys)
 
+    def listed(self) -> dict[str, set[str]]:
+        """What lies here of sandboxes that outlive their node, by the node that started them.
+
+        Raises:
+            SandfleetError: A backend cannot tell.
+        """
+        found: dict[str, set[str]] = {}
+        for backend in self._backends.values():
+            for node_id, names in backend.leftovers().items():
+                found.setdefault(node_id, set()).update(names)
+        return found
+
     def tick(self) -> None:
         """Have a look taken if one is due; from the lease's thread."""
         now = monotonic()

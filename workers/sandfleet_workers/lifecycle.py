@@ -6,22 +6,28 @@ import functools
 import logging
 import threading
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandfleet.backends import Completion, SandboxBackend, SandboxPlan
+from sandfleet.backends import Completion, SandboxBackend
 from sandfleet.errors import Busy, ConfigError, NotStarted, SandfleetError, StartFailed, StoreUnavailable
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState, SandboxSpec
 from sandfleet.store.base import Route
 from sandfleet.wire import OpMessage
+from sandfleet_workers.adopting import Adoption
 from sandfleet_workers.backends import load_backend, local_dirs
-from sandfleet_workers.backends.mounts import ACP_WORKSPACE, PlannedMount, acp_directory, node_mounts
-from sandfleet_workers.blanks import Blank, BlankPool
+from sandfleet_workers.backends.mounts import PlannedMount, node_mounts
+from sandfleet_workers.blanks import BlankPool
+from sandfleet_workers.checkpoints.keeper import Checkpoints
 from sandfleet_workers.cordoning import FailureRow
+from sandfleet_workers.creating import Creating, confirmed, outlives
 from sandfleet_workers.holdings import Held
+from sandfleet_workers.homes import Homes
 from sandfleet_workers.leftovers import Leftovers
+from sandfleet_workers.rolling import Rolling
 from sandfleet_workers.sandbox_dirs import SandboxDirs
 from sandfleet_workers.upkeep import Upkeep
 
@@ -33,7 +39,6 @@ __all__ = ["Lifecycle"]
 
 log = logging.getLogger("sandfleet.node")
 
-_CONFIRM_WITHIN_S = 10.0
 _GONE_WITHIN_S = 60.0
 _ENDING_AT_ONCE = 8
 _CORDON_REASON_CHARS = 300
@@ -52,10 +57,12 @@ class Lifecycle:
         #: What is being ended at this moment; set once it is gone.
         self._ending: dict[Route, threading.Event] = {}
         self.upkeep = Upkeep(node, self)
+        self.checkpoints = Checkpoints(node)
         limits = node.settings.container
         self.dirs = SandboxDirs(
             node.settings.data_root, node.node_id, max_bytes=limits.disk_bytes, max_inodes=limits.disk_inodes
         )
+        self.homes = Homes(node)
         #: Set before `open`.
         self.data_id = ""
 
@@ -65,6 +72,11 @@ class Lifecycle:
         return self._node.settings.run_root / f"{self._node.node_id}-{self.data_id[:8]}"
 
     # --- backends ----------------------------------------------------------------------------
+
+    @property
+    def may_outlive(self) -> bool:
+        """Whether this node offers sandboxes that may outlive it."""
+        return any(map(outlives, self._backends.values()))
 
     def load(self) -> None:
         """Make every backend the node offers, if it can run here. Before the lease: a node that will not start is given
@@ -81,14 +93,15 @@ class Lifecycle:
             if problems:
                 raise ConfigError(f"backend {name} cannot run here: {'; '.join(problems)}", key="backend")
             self._backends[name] = kind(settings, self._died)
+        self.checkpoints.open()
 
     def open(self) -> None:
-        """Remove what an earlier run of this node left, so its lease must be held; begin to keep blank sandboxes.
+        """Hold again what an earlier run of this node left running for it, remove the rest, so its lease must be held;
+        begin to keep blank sandboxes.
 
         Raises:
             ConfigError: The directory of the node's sockets cannot be made.
         """
-        local_dirs.remove_tree(self.run_dir)
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o711)
         except OSError as exc:
@@ -97,11 +110,18 @@ class Lifecycle:
                 "set SANDFLEET_RUN_ROOT to a directory this user may write",
                 key="run_root",
             ) from exc
+        self.blanks = BlankPool(self._node, self.dirs, self.run_dir, self._mounts)
+        self._creating = Creating(self.dirs, self._backends, self.run_dir, self._mounts)
+        taken_back = Adoption(self._node, self.dirs, self._backends).run()
+        kept = {entry.run_dir for entry in taken_back}
+        for path in self.run_dir.iterdir():
+            if path.name not in kept:
+                local_dirs.remove_tree(path)
         self.leftovers = Leftovers(self._node, self.dirs, self._backends)
         self.leftovers.remove_own()
-        self.dirs.recover()
-        self.blanks = BlankPool(self._node, self.dirs, self.run_dir, self._mounts)
+        self.dirs.recover(keep={entry.name for entry in taken_back})
         self.blanks.open(self._backends)
+        self.rolling = Rolling(self._node, self, self._backends)
 
     def _backend(self, name: str) -> SandboxBackend:
         backend = self._backends.get(name)
@@ -117,7 +137,7 @@ class Lifecycle:
     def is_quick(self, message: OpMessage) -> bool:
         """Whether it need not wait behind the starts of others: a blank sandbox is there for it."""
         slot = message.args.get("blank")
-        if message.kind != "node.create" or not slot:
+        if message.kind != "node.create" or not slot or self.checkpoints.may_restore(message.args):
             return False
         return self.blanks.has(str(slot), SandboxSpec.from_wire(message.args.get("spec") or {}))
 
@@ -175,15 +195,13 @@ class Lifecycle:
         # First what takes it over, so that a blank sandbox whose place this thread has is not left behind.
         blank = self.blanks.take(str(message.args.get("blank") or ""), kind)
         self.blanks.wanted(kind, spec, backend, found=blank is not None)
-        held = self._claimed(blank, message, spec) if blank is not None else None
-        if held is None:
-            held = self._started(message, spec, backend)
+        held = self._creating.made(blank, message, spec, backend, self.checkpoints, discard=self.blanks.discard)
         node.held[route.sandbox_id] = held
         if route.sandbox_id not in backend.running():
             # It died before it was held, so nobody heard of it.
             self.end(route)
             raise StartFailed(f"sandbox {route.sandbox_id} ended while it started", reason="died")
-        if not self._confirmed(route):
+        if not self._confirmed(held):
             # The reservation lapsed or belongs to a newer epoch: what we started has no owner.
             self.end(route)
             raise NotStarted(
@@ -202,34 +220,6 @@ class Lifecycle:
         )
         return {"took_s": took_s}
 
-    def _started(self, message: OpMessage, spec: SandboxSpec, backend: SandboxBackend) -> Held:
-        """Start a sandbox for the thread, with the thread's own directories."""
-        route = message.route
-        user_data = self.dirs.user_data(message.identity)
-        plan = SandboxPlan(
-            sandbox_id=route.sandbox_id,
-            identity=message.identity,
-            epoch=route.epoch,
-            user_data=user_data,
-            # Of this ownership alone: whoever still buries the last one must not remove it.
-            run_dir=self.run_dir / f"{route.sandbox_id[:16]}.{route.epoch:x}",
-            spec=spec,
-            mounts=(*self._mounts, (acp_directory(user_data), ACP_WORKSPACE, True)),
-        )
-        return Held(route, message.identity, spec, backend, backend.create(plan))
-
-    def _claimed(self, blank: Blank, message: OpMessage, spec: SandboxSpec) -> Held | None:
-        """Make a blank sandbox the thread's; None when that one could not be used, and a new one has to be started."""
-        route, slot = message.route, blank.slot
-        try:
-            self.dirs.claim(slot, message.identity, {"sandbox_id": route.sandbox_id, "epoch": route.epoch})
-            connection = blank.backend.claim(slot, route.sandbox_id)
-        except StartFailed as exc:
-            log.warning("blank.not_claimed", extra={"slot": slot, "sandbox_id": route.sandbox_id, "error": str(exc)})
-            self.blanks.discard(blank)
-            return None
-        return Held(route, message.identity, spec, blank.backend, connection, slot=slot)
-
     def _end_older(self, route: Route) -> None:
         """Nothing of an earlier owner is left here when this returns.
 
@@ -247,20 +237,12 @@ class Lifecycle:
             self.end(held.route)
         self._wait_until_gone(route.sandbox_id)
 
-    def _confirmed(self, route: Route) -> bool:
-        """Tell the store that the sandbox lives; a store that stays away means nobody will ever know of it."""
-        until, asked = time.monotonic() + _CONFIRM_WITHIN_S, 0
-        while True:
-            asked += 1
-            try:
-                # Asked again, a confirmation whose answer got lost is refused: then the registry has it as live.
-                store = self._node.store
-                return store.created(route) or (asked > 1 and store.route(route.sandbox_id) == route)
-            except StoreUnavailable:
-                if time.monotonic() > until:
-                    self.end(route)
-                    raise
-                time.sleep(0.2)
+    def _confirmed(self, held: Held) -> bool:
+        try:
+            return confirmed(self._node.store, held.route, restored=held.restored)
+        except StoreUnavailable:
+            self.end(held.route)
+            raise
 
     def _destroy(self, message: OpMessage) -> dict[str, Any]:
         node, route = self._node, message.route
@@ -268,10 +250,15 @@ class Lifecycle:
         held = node.held.get(route.sandbox_id)
         if held is not None:
             held.stopping = True
+        delete = message.args.get("delete_data") is True
+        if held is not None and delete:
+            held.saved_effects = held.effects  # nothing of it is to be kept
         self.end(route)
-        if message.args.get("delete_data") is True:
+        if delete:
             self.dirs.remove_data(message.identity)
         node.store.stopped(route)
+        if delete:
+            self.checkpoints.forget(message.identity)
         return {}
 
     # --- ending ------------------------------------------------------------------------------
@@ -289,11 +276,14 @@ class Lifecycle:
             self._wait_until_gone(route.sandbox_id)
         kept: Held | None = held
         try:
+            if held.entry is not None:
+                self.dirs.note_stopping(held.entry)
             held.connection.close()
             held.backend.destroy(route.sandbox_id)
-            if held.slot is not None:
-                self.dirs.remove_slot(held.slot)
+            self._forget(held)
             kept = None
+            # Before its place is free: nobody else works on its files now.
+            self.checkpoints.save(held, "ended")
         finally:
             with self._lock:
                 if kept is not None:
@@ -301,6 +291,13 @@ class Lifecycle:
                     kept.stopping = kept.stuck = True
                     self._node.held.setdefault(route.sandbox_id, kept)
                 self._ending.pop(route).set()
+
+    def _forget(self, held: Held) -> None:
+        """It has ended for sure, and so has what was written down of it."""
+        if held.entry is not None:
+            self.dirs.forget(held.entry)
+        elif held.slot is not None:
+            self.dirs.remove_slot(held.slot)
 
     def _take(self, route: Route) -> Held | threading.Event | None:
         """Out of what is held and into what is being ended: from here on one thread ends it. None when nothing of that
@@ -357,29 +354,36 @@ class Lifecycle:
         except StoreUnavailable as exc:
             log.warning("sandbox.death_not_recorded", extra={"sandbox_id": sandbox_id, "error": str(exc)})
         held.connection.close()
-        if held.slot is not None:
-            self._node.pool.run_slow(functools.partial(self.dirs.remove_slot, held.slot))
+        self.checkpoints.save_soon(held, "died")
+        if held.slot is not None or held.entry is not None:
+            self._node.pool.run_slow(functools.partial(self._forget, held))
 
     def tick(self, now_ms: int) -> None:
         """Upkeep, about once a second."""
         self.upkeep.tick(now_ms)
         self.blanks.tick()
         self.leftovers.tick()
+        self.rolling.tick()
 
-    def close(self) -> None:
-        """End what does not survive this process and say so."""
+    def close(self, leave: Collection[str] = ()) -> None:
+        """End what does not survive this process and say so; the sandboxes ``leave`` run on, for the next run."""
         self.blanks.close()
         with ThreadPoolExecutor(_ENDING_AT_ONCE, thread_name_prefix="sandfleet-ending") as enders:
             for held in list(self._node.held.values()):
-                held.stopping = True
-                enders.submit(self._close_one, held)
+                if held.route.sandbox_id not in leave:
+                    held.stopping = True
+                    enders.submit(self._close_one, held)
         try:
             self._wait_until_gone()
         except Busy as exc:
             log.warning("sandbox.end_failed", extra={"error": str(exc)})
+        self.checkpoints.close()
         for backend in self._backends.values():
+            if leave and outlives(backend):
+                backend.detach()
             backend.close()
-        local_dirs.remove_tree(self.run_dir)
+        if not leave:
+            local_dirs.remove_tree(self.run_dir)
 
     def _close_one(self, held: Held) -> None:
         node, sandbox_id = self._node, held.route.sandbox_id

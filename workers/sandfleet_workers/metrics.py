@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NodeMeter", "serve_metrics"]
 
-_KINDS = frozenset(OPS) | {"node.create", "node.destroy"}
+_KINDS = frozenset(OPS) | {"node.create", "node.destroy", "node.checkpoints"}
 
 
 class NodeMeter:
@@ -116,6 +116,12 @@ class _NodeGauges:
             boxes.add_metric([backend], running[backend])
         yield boxes
         yield from _blanks(node)
+        saved = CounterMetricFamily(
+            "sandfleet_checkpoints", "Checkpoints of threads' data, by what became of them.", labels=["outcome"]
+        )
+        for outcome in ("made", "unchanged", "failed", "restored"):
+            saved.add_metric([outcome], node.lifecycle.checkpoints.tally[outcome])
+        yield saved
         yield GaugeMetricFamily("sandfleet_replicas", "Sandboxes this node may run.", value=node.settings.replicas)
         yield GaugeMetricFamily(
             "sandfleet_lease_age_seconds", "Since the lease was last renewed.", value=node.lease.age_s()

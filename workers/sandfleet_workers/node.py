@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
@@ -11,7 +12,7 @@ import time
 from typing import Any
 
 from sandfleet import blobs
-from sandfleet.backends import Completion, Operation
+from sandfleet.backends import Completion
 from sandfleet.config import Settings
 from sandfleet.errors import (
     Cancelled,
@@ -28,15 +29,16 @@ from sandfleet.errors import (
     StoreUnavailable,
 )
 from sandfleet.ids import new_token
-from sandfleet.model import NodeState
 from sandfleet.ops import OPS, parse_args
 from sandfleet.store.base import Claim, Route, Store
 from sandfleet.wire import OpMessage
 from sandfleet_workers.answers import Outbox, celery_result, encode_reply, shown_result, spent_ms
-from sandfleet_workers.batch import BatchRun
 from sandfleet_workers.holdings import Carry, Held
 from sandfleet_workers.jobs import Job, Plan
+from sandfleet_workers.leaving import leave
 from sandfleet_workers.pool import LanePool
+from sandfleet_workers.runs import Runs
+from sandfleet_workers.starting import Starter, was_cancelled
 from sandfleet_workers.watching import Watch
 
 __all__ = ["Held", "Node"]
@@ -44,6 +46,8 @@ __all__ = ["Held", "Node"]
 log = logging.getLogger("sandfleet.node")
 
 LIFECYCLE = frozenset({"node.create", "node.destroy"})
+#: What a node tells of the threads' saved data, whether they have a sandbox or not.
+CHECKPOINTS = "node.checkpoints"
 
 
 class Node:
@@ -68,7 +72,13 @@ class Node:
         self.draining = False
         #: Another incarnation owns the node id: nothing in the store is ours any more.
         self.fenced = False
+        #: It was drained: it is not expected back, so nothing is left running for its next run.
+        self.leaves_for_good = False
+        #: Sandboxes that this run has let go of: how it goes on in them is for the next run to tell.
+        self.left_running: frozenset[str] = frozenset()
         self.outbox = Outbox(store)
+        self.runs = Runs(self)
+        self.starter = Starter(self)
         self.watch = Watch()
 
     # --- Engine: deciding lanes --------------------------------------------------------------
@@ -90,8 +100,10 @@ class Node:
         job.carry = Carry(message, message.route)
         if message.kind in LIFECYCLE:
             return Plan(exclusive=(f"{message.route.sandbox_id}/life",), lifecycle=not self.lifecycle.is_quick(message))
-        if message.kind == "cancel":
+        if message.kind in ("cancel", CHECKPOINTS):
             return Plan()
+        if message.kind == "checkpoint":
+            return Plan(exclusive=(message.route.sandbox_id,))
         return Plan(message.lanes, (message.route.sandbox_id,), job.size)
 
     # --- Engine: starting --------------------------------------------------------------------
@@ -102,7 +114,7 @@ class Node:
         message = carry.message
         try:
             if job.cancelled:
-                raise self._cancelled(job)
+                raise was_cancelled(job)
             if job.expired:
                 raise self._late(job)
             if message.kind in LIFECYCLE:
@@ -110,6 +122,10 @@ class Node:
                     self.pool.accepted(job)
                     self.watch.started(message)
                     self.lifecycle.run(job, carry.message)
+                return
+            if message.kind == CHECKPOINTS:
+                self.pool.accepted(job)
+                self.lifecycle.checkpoints.answer(message, functools.partial(self.finish, job))
                 return
             held = self._held_for(message)
             args, content = self._payload(message)
@@ -120,7 +136,7 @@ class Node:
                 raise self._late(job)
             self.pool.accepted(job)
             self.watch.started(message)
-            self._start(job, held, message, args, content)
+            self.starter.start(job, held, message, args, content)
         except StoreUnavailable as exc:
             # Everything that needs Redis comes before the effect, so nothing has begun.
             error = NotStarted(
@@ -207,71 +223,9 @@ class Node:
             op_id=job.op_id,
         )
 
-    def _start(self, job: Job, held: Held, message: OpMessage, args: dict[str, Any], content: bytes | None) -> None:
-        if job.cancelled:
-            raise self._cancelled(job)
-        if message.kind == "noop":
-            self.finish(job, Completion(value={}))
-            return
-        if message.kind == "cancel":
-            found = self._cancel_other(message, args["op_id"])
-            self.finish(job, Completion(value={"found": found}))
-            return
-        if message.kind == "execute_command":
-            # Every command has a deadline, and none outlives what its caller said it would wait for.
-            args["timeout_s"] = min(args.get("timeout_s") or self.settings.command_timeout_s, self._left_s(message))
-        op = Operation(job.op_id, message.kind, args, content)
-
-        def done(completion: Completion) -> None:
-            if completion.content is not None and len(completion.content) > 64 * 1024:
-                # Big answers are moved to Redis in chunks: not on the waiter's thread.
-                self.pool.run(lambda: self.finish(job, completion))
-            else:
-                self.finish(job, completion)
-
-        if message.kind == "batch":
-            job.carry.batch = BatchRun(
-                held.connection,
-                op,
-                done,
-                deadline=time.monotonic() + self._left_s(message),
-                command_timeout_s=self.settings.command_timeout_s,
-            )
-            job.carry.batch.start()
-        else:
-            held.connection.start(op, done)
-        if self._ends_early(job):
-            # It came between the look above and the start, and found nothing to end.
-            self.cancel(job)
-
-    @staticmethod
-    def _ends_early(job: Job) -> bool:
-        return job.cancelled
-
-    @staticmethod
-    def _cancelled(job: Job) -> Cancelled:
-        return Cancelled(f"operation {job.op_id} was cancelled before it started", started=False, op_id=job.op_id)
-
-    def _left_s(self, message: OpMessage) -> float:
-        return max(0.1, float(message.deadline_ms - self.lease.now_ms()) / 1000)
-
-    # --- cancelling --------------------------------------------------------------------------
-
-    def _cancel_other(self, message: OpMessage, op_id: str) -> bool:
-        with_same_owner = self.pool.carry_of(op_id)
-        if with_same_owner is None or with_same_owner.message.route.sandbox_id != message.route.sandbox_id:
-            return False
-        return self.pool.cancel(op_id)
-
     def cancel(self, job: Job) -> None:
         """End a running operation: its process group is killed, the completion tells what it was."""
-        held = self.held.get(job.carry.message.route.sandbox_id) if job.carry else None
-        if held is None:
-            return
-        if job.carry.batch is not None:
-            job.carry.batch.cancel()
-        else:
-            held.connection.cancel(job.op_id)
+        self.starter.cancel(job)
 
     # --- answering ---------------------------------------------------------------------------
 
@@ -307,6 +261,10 @@ class Node:
         if carry.finished:
             return
         carry.finished = True
+        if isinstance(completion.error, OutcomeUnknown) and carry.message.route.sandbox_id in self.left_running:
+            # We let go of it, and it goes on: the node's next run answers.
+            self.pool.drop(job)
+            return
         try:
             self._answer(job, carry, completion)
         except Exception as exc:
@@ -318,6 +276,7 @@ class Node:
 
     def _answer(self, job: Job, carry: Carry, completion: Completion) -> None:
         message, error, value = carry.message, completion.error, completion.value
+        self.lifecycle.checkpoints.touched(message)  # before its caller hears of it, and may end the sandbox
         spent = spent_ms(job, message, self.lease.now_ms())
         if error is None and job.cancelled and isinstance(value, dict) and "cancelled" in value:
             value["cancelled"] = True
@@ -334,7 +293,10 @@ class Node:
             job.failure = OperationFailed(json.dumps(error.to_wire()))
             if message.kind == "node.create":
                 self.lifecycle.give_back(message.route, error)
-        self.outbox.send(job.op_id, message.route, error.code if error is not None else "ok", payload)
+        outcome = error.code if error is not None else "ok"
+        # What is going to be sent again goes on in the same stream.
+        stream = carry.stream if error is None or not error.retryable else ""
+        self.outbox.send(job.op_id, message.route, outcome, payload, stream=stream)
         self.watch.answered(message, error, spent, len(payload))
         blobs.drop(self.store, message.content)
 
@@ -377,24 +339,5 @@ class Node:
             self.pool.drop(job)
 
     def stop(self) -> None:
-        """Leave the fleet: drain, end the sandboxes, give the lease back. A fenced node only ends what runs here."""
-        if self.fenced:
-            self.pool.refuse_new()
-            self.lifecycle.close()
-            self.store.close()
-            return
-        try:
-            self.store.set_node_state(self.node_id, NodeState.DRAINING, incarnation=self.incarnation)
-            self.drain()
-        except StoreUnavailable as exc:
-            log.warning("node.drain_failed", extra={"node_id": self.node_id, "error": str(exc)})
-        self.lease.only_renew()
-        self.lifecycle.close()
-        self.lease.stop()
-        try:
-            self.store.set_node_state(self.node_id, NodeState.GONE, incarnation=self.incarnation)
-            while self.store.close_incarnation(self.node_id, None, reason="the node left").more:
-                pass
-        except StoreUnavailable as exc:
-            log.warning("node.leave_failed", extra={"node_id": self.node_id, "error": str(exc)})
-        self.store.close()
+        """Leave the fleet: see `sandfleet_workers.leaving`."""
+        leave(self)

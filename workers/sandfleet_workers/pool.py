@@ -24,7 +24,7 @@ from celery.worker.state import requests as celery_requests
 from celery.worker.state import revoked as celery_revoked
 from celery.worker.state import task_ready
 
-from sandfleet.errors import Busy, InternalError, SandfleetError
+from sandfleet.errors import Busy, InternalError, NotStarted, SandfleetError
 from sandfleet_workers.jobs import Engine, Job
 from sandfleet_workers.lanes import LaneFull, Lanes
 
@@ -82,7 +82,7 @@ class LanePool(BasePool):
 
     def attach(self, engine: Engine, *, max_lane: int, max_jobs: int, max_bytes: int, lifecycle_threads: int) -> None:
         """Give the pool its node; before this, operations are refused."""
-        self._lanes = Lanes(max_depth=max_lane)
+        self._lanes.max_depth = max_lane
         self.max_jobs, self.max_bytes = max_jobs, max_bytes
         for number in range(lifecycle_threads):
             self._spawn(f"sandfleet-lifecycle-{number}", self._slow)
@@ -134,7 +134,7 @@ class LanePool(BasePool):
             self._jobs[job.op_id] = job
         try:
             if engine is None or self._closed:
-                raise Busy("this node takes no operations", retry_after_s=0.5)
+                raise NotStarted("this node takes no operations now", reason="leaving", retry_after_s=0.2)
             job.plan = engine.plan(job)
             self._enter(job)
         except LaneFull as exc:
@@ -211,9 +211,7 @@ class LanePool(BasePool):
             if len(self._finished) > _FINISHED_KEPT:
                 self._finished.popitem(last=False)
             self._bytes -= job.plan.size
-            ready = [self._jobs[op_id] for op_id in self._lanes.leave(job.op_id) if op_id in self._jobs]
-        for other in ready:
-            self._put(other)
+        self._move_on(job.op_id)
         if job.request.ignore_result and not (job.request._payload[2] or {}).get("callbacks"):
             self._trace(job)
         else:
@@ -276,6 +274,25 @@ class LanePool(BasePool):
                 self._work.put(functools.partial(self.engine.cancel, job))
         return True
 
+    def occupy(self, op_id: str, lanes: tuple[str, ...], shared: tuple[str, ...]) -> None:
+        """Keep lanes for an operation that runs without a job, because an earlier run of the node began it.
+
+        Repeating it is harmless. What it finds in its lanes goes on beside it.
+        """
+        with self._lock:
+            if op_id not in self._lanes:
+                self._lanes.enter(op_id, exclusive=lanes, shared=shared)
+
+    def vacate(self, op_id: str) -> None:
+        """That operation has ended: its lanes move on. An unknown one is fine."""
+        self._move_on(op_id)
+
+    def _move_on(self, op_id: str) -> None:
+        with self._lock:
+            ready = [self._jobs[other] for other in self._lanes.leave(op_id) if other in self._jobs]
+        for job in ready:
+            self._put(job)
+
     def run(self, work: Callable[[], None]) -> None:
         """Run something short on a pool thread."""
         self._work.put(work)
@@ -288,6 +305,11 @@ class LanePool(BasePool):
         """The node's state of a job held here, or None."""
         job = self._jobs.get(op_id)
         return job.carry if job is not None else None
+
+    def carries(self) -> list[Any]:
+        """The node's state of every job that has begun and is not answered."""
+        with self._lock:
+            return [job.carry for job in self._jobs.values() if job.begun]
 
     def expire(self, is_late: Callable[[Job], bool]) -> None:
         """Answer the waiting jobs that ``is_late`` names, without waiting for their lanes."""

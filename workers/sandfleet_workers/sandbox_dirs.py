@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sandfleet.errors import InternalError, SandfleetError, StartFailed
 from sandfleet.ids import Identity
 from sandfleet.trees import remove_tree
+from sandfleet_workers.entries import Entry
+from sandfleet_workers.holders import Holder, give_up_thread, hold_thread
 from sandfleet_workers.journal import Journal
 from sandfleet_workers.quota import Quotas
 from sandfleet_workers.slots import Slots, rename_problem, settle
@@ -41,6 +44,7 @@ class SandboxDirs:
     def __init__(self, data_root: Path, node_id: str, *, max_bytes: int = 0, max_inodes: int = 0) -> None:
         self.data_root = data_root
         self.node_dir = data_root / "nodes" / node_id
+        self._node_id = node_id
         self._slots = Slots(self.node_dir, uid=None)
         self._journal = Journal(self.node_dir)
         self._limits = (max_bytes, max_inodes)
@@ -86,6 +90,65 @@ class SandboxDirs:
         if self._quotas is not None:
             self._quotas.apply(thread_dir, max_bytes=self._limits[0], max_inodes=self._limits[1])
 
+    # --- what outlives this run --------------------------------------------------------------
+
+    def hold(
+        self,
+        identity: Identity,
+        epoch: int,
+        backend: str,
+        end: Callable[[Holder], None],
+        *,
+        container: str = "",
+    ) -> None:
+        """This node is about to run a sandbox on the thread's data, or knows more of it: see `hold_thread`.
+
+        Raises:
+            NotStarted, StartFailed: As of `hold_thread`, and whatever ``end`` raised.
+        """
+        holder = Holder(self._node_id, backend, epoch, container)
+        hold_thread(thread_directory(self.data_root, identity).parent, holder, end)
+
+    def note(self, entry: Entry) -> None:
+        """Write down a sandbox that may outlive this run, before anybody may rely on it.
+
+        Raises:
+            StartFailed: ``reason`` journal.
+        """
+        self._journal.write(entry.name, entry.to_wire())
+
+    def note_stopping(self, entry: Entry) -> None:
+        """It is to end, whoever comes next. Never raises: the registry says so, too."""
+        try:
+            self._journal.write(entry.name, replace(entry, stopping=True).to_wire())
+        except StartFailed as exc:
+            log.warning("journal.stop_not_written", extra={"sandbox_id": entry.sandbox_id, "error": str(exc)})
+
+    def forget(self, entry: Entry) -> None:
+        """It has ended for sure."""
+        if entry.slot is not None:
+            self.remove_slot(entry.slot)
+        else:
+            self._journal.remove(entry.name)
+        give_up_thread(thread_directory(self.data_root, entry.identity).parent, entry.epoch)
+
+    def entries(self) -> dict[str, Entry]:
+        """What an earlier run wrote down of sandboxes that it had completely, by the journal's names. What makes no
+        sense is set aside and logged."""
+        found = {}
+        for name, data in self._journal.read().items():
+            if "v" not in data:
+                continue  # a slot: blank, or on its way to a thread
+            try:
+                entry = Entry.from_wire(data)
+                if entry.name != name:
+                    raise ValueError("it belongs under another name")
+            except ValueError as exc:
+                self._journal.set_aside(name, exc)
+            else:
+                found[name] = entry
+        return found
+
     # --- slots -------------------------------------------------------------------------------
 
     def claim_problem(self) -> str:
@@ -126,13 +189,13 @@ class SandboxDirs:
         self._slots.remove(slot)
         self._journal.remove(slot)
 
-    def recover(self) -> None:
+    def recover(self, keep: Collection[str] = ()) -> None:
         """Put in order what an earlier run of this node left: claims are completed, slots and entries removed.
 
-        Nothing of that run may be alive any more.
+        Nothing of that run may be alive any more, but for the sandboxes of the entries ``keep``.
         """
-        entries = self._journal.read()
-        for slot in sorted({*self._slots.names(), *entries}):
+        entries, slots = self._journal.read(), self._slots.names()
+        for slot in sorted({*slots, *entries}.difference(keep)):
             entry = entries.get(slot, {})
             try:
                 if entry.get("thread"):
@@ -140,4 +203,6 @@ class SandboxDirs:
             except (SandfleetError, TypeError) as exc:
                 # The thread's next sandbox is refused for the same reason, and told.
                 log.error("slot.not_recovered", extra={"slot": slot, "error": f"{type(exc).__name__}: {exc}"})
-            self.remove_slot(slot)
+            if slot in slots:
+                self._slots.remove(slot)
+            self._journal.remove(slot)

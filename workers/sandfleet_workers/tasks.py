@@ -8,7 +8,7 @@ from celery import Celery, Task
 
 from sandfleet.errors import OperationFailed
 from sandfleet.ops import OPS, task_name
-from sandfleet_workers.node import LIFECYCLE
+from sandfleet_workers.node import CHECKPOINTS, LIFECYCLE
 from sandfleet_workers.pool import outcome_of
 
 __all__ = ["OperationTask", "register"]
@@ -37,6 +37,6 @@ class OperationTask(_Task):
 
 def register(app: Celery) -> None:
     """Register every operation and lifecycle task."""
-    for name in [*(task_name(kind) for kind in OPS), *sorted(LIFECYCLE)]:
+    for name in [*(task_name(kind) for kind in OPS), *sorted(LIFECYCLE), CHECKPOINTS]:
         kind = type(name.replace(".", "_"), (OperationTask,), {"name": name, "__module__": __name__})
         app.register_task(kind())

@@ -14,7 +14,9 @@ from sandfleet.errors import LeaseLost, NotStarted, SandfleetError
 from sandfleet.model import NodeState, SandboxInfo
 from sandfleet.store.base import OpView, Route
 from sandfleet.wire import node_queue
+from sandfleet_workers.clock_steps import ClockSteps
 from sandfleet_workers.holdings import Held
+from sandfleet_workers.lease import boot_s
 from sandfleet_workers.reaping import Ending, reaper_plan
 
 if TYPE_CHECKING:
@@ -57,13 +59,15 @@ class Upkeep:
         self._missing: frozenset[str] = frozenset()
         #: What the last comparison found the registry not to know, and how many renewals there had been by then.
         self._disowned: dict[str, tuple[Route, int]] = {}
+        self._clock = ClockSteps()
+        self._homes_due = False
         self.to_readopt = False
         #: Why this node cordoned itself, if it did so because its disk is nearly full.
         self._no_space = ""
 
     def forgotten(self) -> None:
         """The store lost its data: with the next tick it is told what this node holds."""
-        self.to_readopt = self._lifecycle.blanks.to_tell_again = True
+        self.to_readopt = self._lifecycle.blanks.to_tell_again = self._homes_due = True
         self._disowned = {}
 
     def tick(self, now_ms: int) -> None:
@@ -86,8 +90,14 @@ class Upkeep:
 
     def _end_unused(self, now_ms: int) -> None:
         node, settings = self._node, self._node.settings
+        jumped_ms = self._clock.look(now_ms, int(boot_s() * 1000))
+        if jumped_ms:
+            log.warning("node.store_clock_set", extra={"node_id": node.node_id, "ahead_s": jumped_ms / 1000})
+        # By a clock that was set ahead everything would have been idle for long.
+        swept = [self._clock.of_now(one) for one in node.store.sweep(node.node_id, node.incarnation)]
+        self._lifecycle.checkpoints.look(swept)
         plan = reaper_plan(
-            node.store.sweep(node.node_id, node.incarnation),
+            swept,
             now_ms=now_ms,
             idle_timeout_s=settings.idle_timeout_s,
             active_idle_timeout_s=settings.active_idle_timeout_s,
@@ -96,9 +106,10 @@ class Upkeep:
         for ending in plan:
             held = node.held.get(ending.sandbox_id)
             if held is not None and not held.stopping:
-                self._retire(held, ending)
+                self.retire(held, ending)
 
-    def _retire(self, held: Held, ending: Ending) -> None:
+    def retire(self, held: Held, ending: Ending) -> None:
+        """End a sandbox, if what the plan found still holds."""
         stop = self._node.store.begin_stop(
             held.route.sandbox_id,
             owner=None,
@@ -149,11 +160,14 @@ class Upkeep:
                 self._tell_lost(view, views)
 
     def _is_missing(self, view: OpView, now_ms: int) -> bool:
-        mine = view.incarnation == self._node.incarnation and view.state == "recorded"
+        mine = view.incarnation == self._node.incarnation and view.state in ("recorded", "claimed")
         return mine and view.recorded_at_ms < now_ms - _LOST_AFTER_MS and not self._node.pool.holds(view.op_id)
 
     def _tell_lost(self, view: OpView, views: Sequence[OpView]) -> None:
         store = self._node.store
+        # Redis may have forgotten that it was answered. What is claimed otherwise is about to be answered, or a job.
+        if self._node.outbox.tell_again(view.op_id) or view.state == "claimed":
+            return
         current = store.route(view.sandbox_id)
         ours = current is not None and (current.node_id, current.incarnation) == (view.node_id, view.incarnation)
         route = current if current is not None and ours else Route(view.sandbox_id, view.node_id, view.incarnation, 0)
@@ -175,10 +189,7 @@ class Upkeep:
             if held.stopping:
                 continue
             try:
-                age_s = time.monotonic() - held.made_at
-                adopted = node.store.adopt(
-                    held.identity, held.spec, held.route, data_id=self._lifecycle.data_id, age_s=age_s
-                )
+                adopted = self._adopted(held)
             except LeaseLost:
                 # It lost its data once more. The next renewal finds that out and announces the node again, or learns
                 # that somebody else is this node by now.
@@ -187,6 +198,9 @@ class Upkeep:
                 log.warning("sandbox.superseded", extra={"sandbox_id": sandbox_id})
                 self._end_soon(held)
         self.to_readopt = False
+        if self._homes_due:
+            self._homes_due = False
+            self._lifecycle.homes.tell_soon()  # after those that run, which know better
         return True
 
     def _end_soon(self, held: Held) -> None:
@@ -227,7 +241,8 @@ class Upkeep:
                     self._settle(info)
 
     def _end_disowned(self, before: Mapping[str, Held], infos: Sequence[SandboxInfo]) -> None:
-        """End what this node runs and the registry does not know as its: nobody could ever reach or release it.
+        """Tell the registry of what this node runs and it does not know, and end what it has another owner for: nobody
+        could ever reach or release that.
 
         A registry that was emptied a moment ago knows nothing either. So two looks have to agree, and between
         them a renewal that found this node in it.
@@ -240,11 +255,28 @@ class Upkeep:
             if held.stopping or known.get(sandbox_id) == (route.incarnation, route.epoch):
                 continue
             seen, at = earlier.get(sandbox_id, (None, renewals))
-            if seen == route and renewals > at:
-                log.warning("sandbox.disowned", extra={"sandbox_id": sandbox_id, "epoch": route.epoch})
-                self._end_soon(held)
-            else:
+            if seen != route or renewals <= at:
                 self._disowned[sandbox_id] = (route, renewals)
+            else:
+                self._tell_or_end(held)
+
+    def _tell_or_end(self, held: Held) -> None:
+        facts = {"sandbox_id": held.route.sandbox_id, "epoch": held.route.epoch}
+        try:
+            if self._adopted(held):
+                # A failover loses what was written a moment before it.
+                log.warning("sandbox.readopted", extra=facts)
+                return
+        except LeaseLost:
+            return  # the next renewal finds that out
+        log.warning("sandbox.disowned", extra=facts)
+        self._end_soon(held)
+
+    def _adopted(self, held: Held) -> bool:
+        """Tell the registry of a sandbox it does not know; False when its thread has another one by now."""
+        age_s = time.monotonic() - held.made_at
+        data_id = self._lifecycle.data_id
+        return self._node.store.adopt(held.identity, held.spec, held.route, data_id=data_id, age_s=age_s)
 
     def _settle(self, info: SandboxInfo) -> None:
         """Finish what was decided and never came: the message got lost, or whoever was to send it died."""

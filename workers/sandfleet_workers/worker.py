@@ -21,7 +21,7 @@ import sandfleet
 from sandfleet.celery_app import celery_app, queue_of
 from sandfleet.config import Settings
 from sandfleet.errors import NodeIdInUse, SandfleetError, StoreUnavailable
-from sandfleet.intake import CONSUMER, guard_intake
+from sandfleet.intake import CONSUMER, FollowRedis, guard_intake
 from sandfleet.logs import add_context
 from sandfleet.metrics import MetricsServer, new_registry
 from sandfleet.model import NodeState
@@ -33,6 +33,7 @@ from sandfleet_workers import tasks
 from sandfleet_workers.lease import Lease
 from sandfleet_workers.node import Node
 from sandfleet_workers.node_identity import HeldNodeId, data_id, hold_node_id
+from sandfleet_workers.retention import answer_gc
 from sandfleet_workers.watching import load_of
 
 __all__ = ["node_app", "run_node"]
@@ -59,6 +60,7 @@ def node_app(settings: Settings, held: HeldNodeId) -> Celery:
     app.steps["worker"].add(NodeStep)
     app.steps["consumer"].add(LoopTick)
     app.steps["consumer"].add(EventFlush)
+    app.steps["consumer"].add(FollowRedis)
     return app
 
 
@@ -90,6 +92,7 @@ class NodeStep(bootsteps.StartStopStep):
             client_bytes=settings.client_bytes,
             fleet_bytes=settings.fleet_bytes,
         )
+        FollowRedis.look_at(parent.app, store)
         node = Node(settings, store, parent.pool, held.node_id)
         add_context(node_id=held.node_id, incarnation=node.incarnation)
         node.lifecycle.data_id = data_id(settings.data_root)
@@ -123,6 +126,7 @@ class NodeStep(bootsteps.StartStopStep):
         )
         parent.app.sandfleet_node = self.node = node
         node.lease.upkeep = True
+        node.lifecycle.homes.tell_soon()
         log.info("node.started", extra={"node_id": held.node_id, "incarnation": node.incarnation})
 
     def stop(self, parent: Any) -> None:
@@ -160,11 +164,12 @@ def _record(settings: Settings, node: Node) -> NodeRecord:
 
 
 def _take_lease(lease: Lease, lease_s: float) -> None:
-    """Announce; a predecessor that was killed still holds the lease for a while, so wait for that once."""
+    """Announce. A predecessor on this data root has ended, for we have the lock of its id: its lease is taken over. One
+    on another may have been killed a moment ago, so that is waited for once."""
     until = time.monotonic() + lease_s + 1.0
     while True:
         try:
-            return lease.announce()
+            return lease.announce(take_over=True)
         except NodeIdInUse:
             if time.monotonic() > until:
                 raise
@@ -216,28 +221,41 @@ class LoopTick(bootsteps.StartStopStep):
     shutdown = stop
 
 
-@control_command()
-def drain(state: Any) -> dict[str, Any]:
-    """Remote control: finish what runs, answer what waits, take nothing new; then end."""
+@control_command(args=[("timeout_s", float)])
+def drain(state: Any, timeout_s: float | None = None) -> dict[str, Any]:
+    """Remote control: answer what waits, take nothing new, let what runs finish for ``timeout_s``; then end."""
     node = state.app.sandfleet_node
     if node.draining:
         return {"ok": f"node {node.node_id} drains already"}
-    node.pool.run_slow(lambda: _drain_and_stop(node))
+    node.pool.run_slow(lambda: _drain_and_stop(node, timeout_s))
     return {"ok": f"node {node.node_id} drains"}
 
 
-def _drain_and_stop(node: Node) -> None:
+def _drain_and_stop(node: Node, timeout_s: float | None = None) -> None:
+    node.leaves_for_good = True
     try:
         node.store.set_node_state(node.node_id, NodeState.DRAINING, incarnation=node.incarnation)
         node.drain()
     except StoreUnavailable as exc:
         log.warning("node.drain_failed", extra={"node_id": node.node_id, "error": str(exc)})
+    if timeout_s is not None:
+        # Saving data has that long, too.
+        node.settings = node.settings.model_copy(update={"drain_timeout_s": timeout_s})
     until = time.monotonic() + node.settings.drain_timeout_s
-    while (running := node.pool.counts()[0]) and time.monotonic() < until:
+    # Background jobs are none of the pool's.
+    while (running := node.pool.counts()[0] + node.runs.count()) and time.monotonic() < until:
         time.sleep(_DRAIN_LOOK_S)
     if running:
         log.warning("node.drain_cut_short", extra={"node_id": node.node_id, "running": running})
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+@control_command()
+def gc(state: Any, reply_to: str = "", request: str = "", **asked: Any) -> dict[str, Any]:
+    """Remote control: find what nobody will use again on this node's data root; the answer comes by the stream."""
+    node = state.app.sandfleet_node
+    answer_gc(node, asked, reply_to=reply_to, request=request)
+    return {"ok": f"node {node.node_id} looks"}
 
 
 @inspect_command()

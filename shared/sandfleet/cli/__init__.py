@@ -13,15 +13,19 @@ import click
 import sandfleet
 from sandfleet.cli import (
     admin,
+    checkpoints,
     collecting,
     completing,
     config,
     copying,
     demo,
     doctor,
+    draining,
     fleet,
     inspecting,
+    jobs,
     look,
+    shell,
     top,
     use,
 )
@@ -54,7 +58,24 @@ def cli() -> None:
 
 
 cli.params.extend(global_options())
-for module in (fleet, demo, use, copying, look, inspecting, top, admin, collecting, doctor, completing, config):
+for module in (
+    fleet,
+    demo,
+    use,
+    shell,
+    copying,
+    jobs,
+    checkpoints,
+    look,
+    inspecting,
+    top,
+    admin,
+    draining,
+    collecting,
+    doctor,
+    completing,
+    config,
+):
     for command in module.COMMANDS:
         cli.add_command(command)
 
@@ -63,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code.
 
     0 done · 1 a check or the demo failed · 2 the call or the configuration is wrong · 3 the fleet is away or full ·
-    4 the sandbox or file is not there · ``exec`` exits with its command's code.
+    4 the sandbox or file is not there · ``exec``, ``shell`` and ``logs -f`` exit with their command's code.
     """
     _open_closed_streams()
     state = Cli()

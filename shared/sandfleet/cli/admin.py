@@ -1,24 +1,20 @@
-"""Intervening, in any owner's name: ``cancel``, ``release``, ``destroy``, ``cordon``, ``uncordon``, ``drain``."""
+"""Intervening, in any owner's name: ``cancel``, ``release``, ``destroy``."""
 
 from __future__ import annotations
 
-import sys
 import time
-from collections import Counter
 from typing import Any
 
 import click
 
 from sandfleet import control
-from sandfleet.cli.completing import complete_nodes, complete_ops, complete_sandboxes
+from sandfleet.cli.completing import complete_ops, complete_sandboxes
 from sandfleet.cli.context import Cli, fleet_command, pass_cli
 from sandfleet.cli.look import op_document
-from sandfleet.cli.output import note, printable
 from sandfleet.config import Settings
-from sandfleet.errors import InvalidArgument, SandboxLost, SandboxNotFound, Unavailable
-from sandfleet.fleet_facts import shown_state
+from sandfleet.errors import SandboxLost, SandboxNotFound, Unavailable
 from sandfleet.ids import Identity
-from sandfleet.model import NodeState, NodeView, SandboxInfo, SandboxState
+from sandfleet.model import SandboxInfo, SandboxState
 from sandfleet.store.base import OpView, Store
 
 __all__ = ["COMMANDS", "cancel_op"]
@@ -100,66 +96,6 @@ def destroy(cli: Cli, sandbox_id: str, delete_data: bool) -> None:
     cli.show(document, lambda: click.echo(told))
 
 
-@fleet_command("cordon", short_help="Put no new sandboxes on a node.")
-@click.argument("node_id", metavar="NODE", shell_complete=complete_nodes)
-@click.option("--reason", default="", metavar="TEXT", help="Why: `sandfleet nodes` shows it to the others.")
-@click.option("--undo", is_flag=True, help="The same as `sandfleet uncordon`.")
-@pass_cli
-def cordon(cli: Cli, node_id: str, reason: str, undo: bool) -> None:
-    """Put no new sandboxes on a node. Those it holds go on, and their threads are still served.
-
-    A node also cordons itself when the creates of several threads in a row failed.
-
-    \b
-    Examples:
-      sandfleet cordon node-1 --reason 'new disk at noon'
-      sandfleet uncordon node-1
-    """
-    _set_cordon(cli, node_id, NodeState.READY if undo else NodeState.CORDONED, "" if undo else reason)
-
-
-@fleet_command("uncordon", short_help="Let a node take new sandboxes again.")
-@click.argument("node_id", metavar="NODE", shell_complete=complete_nodes)
-@pass_cli
-def uncordon(cli: Cli, node_id: str) -> None:
-    """Let a node that was cordoned, by a person or by itself, take new sandboxes again.
-
-    \b
-    Examples:
-      sandfleet uncordon node-1
-    """
-    _set_cordon(cli, node_id, NodeState.READY, "")
-
-
-def _set_cordon(cli: Cli, node_id: str, state: NodeState, reason: str) -> None:
-    with cli.store() as store:
-        if _living(store, node_id).state is NodeState.DRAINING:
-            raise InvalidArgument(f"node {node_id} is draining and will leave; start it again instead", node_id=node_id)
-        store.set_node_state(node_id, state, reason=reason)
-    told = f"node {node_id} is {state}" + (f": {printable(reason)}" if reason else "")
-    cli.show({"node_id": node_id, "state": state, "reason": reason}, lambda: click.echo(told))
-
-
-@fleet_command("drain", short_help="Take a node out of the fleet, in order.")
-@click.argument("node_id", metavar="NODE", shell_complete=complete_nodes)
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True,
-              metavar="S", help="How long to wait until it left.")  # fmt: skip
-@pass_cli
-def drain(cli: Cli, node_id: str, timeout_s: float) -> None:
-    """Take a node out of the fleet: it takes nothing new, answers what has not begun, ends its sandboxes, leaves.
-
-    Its sandboxes' files stay on its data root; their threads go on where that root is served.
-
-    \b
-    Examples:
-      sandfleet drain node-1
-      sandfleet drain node-1 --timeout 300
-    """
-    with cli.store() as store:
-        told = _drain(store, cli.settings(), node_id, timeout_s)
-    cli.show(told, lambda: click.echo(told["told"]))
-
-
 # --- cancel ------------------------------------------------------------------------------------
 
 
@@ -234,69 +170,4 @@ def _still_in_use(info: SandboxInfo) -> str:
     )
 
 
-# --- drain -------------------------------------------------------------------------------------
-
-
-def _living(store: Store, node_id: str) -> NodeView:
-    found = [node for node in store.nodes() if node.node_id == node_id]
-    if not found:
-        raise InvalidArgument(f"no node {node_id}; `sandfleet nodes` lists those there are", node_id=node_id)
-    if not found[0].alive or found[0].state is NodeState.GONE:
-        raise InvalidArgument(
-            f"node {node_id} is {shown_state(found[0])}; it takes nothing, and what it held was answered for",
-            node_id=node_id,
-        )
-    return found[0]
-
-
-def _drain(store: Store, settings: Settings, node_id: str, timeout_s: float) -> dict[str, Any]:
-    node = _living(store, node_id)
-    store.set_node_state(node_id, NodeState.DRAINING)
-    pending = {view.op_id for view in store.ops(node_id=node_id, limit=5000)}
-    name = control.worker_name(node_id, node.host)
-    until = time.monotonic() + timeout_s
-    if not control.tell_to_drain(settings, name):
-        note(f"node {node_id} did not confirm; waiting for it all the same")
-    while True:
-        left = _still_there(store, node)
-        if left is None:
-            break
-        if time.monotonic() >= until:
-            raise Unavailable(
-                f"node {node_id} is draining but has not left within {timeout_s:.0f} s; {left.inflight} operations are "
-                f"in flight: `sandfleet ops --node {node_id}` shows them",
-                node_id=node_id,
-            )
-        _progress(f"{node_id}: {left.inflight} operations, {left.places} sandboxes left")
-        time.sleep(_POLL_S)
-    _progress("")
-    outcomes = Counter(_outcome(store.op(op_id)) for op_id in sorted(pending))
-    shown = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "nothing was in flight"
-    return {
-        "node_id": node_id,
-        "left": True,
-        "answered": dict(outcomes),
-        "told": f"node {node_id} left; answered: {shown}",
-    }
-
-
-def _still_there(store: Store, node: NodeView) -> NodeView | None:
-    for now in store.nodes():
-        if now.node_id == node.node_id and now.alive and now.incarnation == node.incarnation:
-            return now if now.state is not NodeState.GONE else None
-    return None
-
-
-def _outcome(view: OpView | None) -> str:
-    if view is None:
-        return "answered and forgotten"
-    return view.outcome or view.state
-
-
-def _progress(text: str) -> None:
-    """One line that is written over, for people only."""
-    if sys.stderr.isatty():
-        click.echo(f"\r\033[K{text}", nl=False, err=True)
-
-
-COMMANDS = (cancel, release, destroy, cordon, uncordon, drain)
+COMMANDS = (cancel, release, destroy)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,11 @@ from typing import Any
 import click
 
 from sandfleet.cli.context import Cli, fleet_command, pass_cli
-from sandfleet.cli.leftover_files import (
-    ThreadData,
-    data_id_of,
-    remove_run_dir,
-    remove_thread_data,
-    run_dirs,
-    thread_data,
-)
-from sandfleet.cli.output import age, table
+from sandfleet.cli.output import table
+from sandfleet.cli.retaining import NodeReport, ask_nodes
 from sandfleet.config import Settings
 from sandfleet.errors import ConfigError, SandfleetError
+from sandfleet.leftover_dirs import data_id_of, remove_run_dir, run_dirs
 from sandfleet.model import NodeState, NodeView, SandboxInfo
 from sandfleet.store import Store
 from sandfleet.store.collecting import Leftover
@@ -44,64 +39,100 @@ _WHY = {
 
 @dataclass
 class Item:
-    """One thing that can be collected, and how. ``done`` and ``failed`` say what came of it."""
+    """One thing that can be collected, and how; what lies on a ``node`` is removed there. ``done`` and ``failed`` say
+    what came of it."""
 
     kind: str
     id: str
     why: str
-    remove: Callable[[], bool] = field(repr=False)
+    remove: Callable[[], bool] | None = field(default=None, repr=False)
     size_bytes: int | None = None
+    node: str = ""
     done: bool = False
     failed: str = ""
 
     def document(self) -> dict[str, Any]:
         """Its JSON form."""
         facts = {"kind": self.kind, "id": self.id, "why": self.why, "size_bytes": self.size_bytes, "done": self.done}
-        return {**facts, "failed": self.failed} if self.failed else facts
+        where = {"node": self.node} if self.node else {}
+        return {**facts, **where, **({"failed": self.failed} if self.failed else {})}
 
 
 @fleet_command("gc", short_help="Find what nobody will use again; --yes removes it.")
 @click.option("--yes", is_flag=True, help="Remove what was found. Without it nothing is touched.")
-@click.option(
-    "--thread-data", "with_data", is_flag=True, help="Also data of threads without a sandbox, on this machine."
-)
+@click.option("--thread-data", "with_data", is_flag=True, help="Also data of threads without a sandbox, on all nodes.")
+@click.option("--checkpoints", "with_checkpoints", is_flag=True, help="Also checkpoints, from the nodes' storage.")
 @click.option("--older-than", metavar="AGE", help="Only what nothing has touched for so long: 12h, 30d.  [nodes: 1h]")
+@click.option("--keep-threads", type=click.IntRange(min=0), help="Of each user, keep so many threads' data.")
+@click.option("--keep-checkpoints", type=click.IntRange(min=0), help="Of each thread, keep so many checkpoints.  [1]")
+@click.option("--user", "user_id", help="Only this user's data and checkpoints.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=600.0, help="Wait so long for nodes, s.")
 @click.option("--data-root", type=click.Path(file_okay=False, path_type=Path), help="That of this machine's nodes.")
 @click.option("--run-root", type=click.Path(file_okay=False, path_type=Path), help="Likewise: where sockets lie.")
 @pass_cli
-def collect(cli: Cli, /, yes: bool, with_data: bool, older_than: str | None, **roots: Path | None) -> int:
+def collect(cli: Cli, /, yes: bool, older_than: str | None, timeout_s: float, **given: Any) -> int:
     """Find what nobody will use again: records of lost sandboxes and of nodes that are gone, what dead nodes left
-    unanswered, pieces without owner; on a node's machine also the run directories of nodes that ended.
+    unanswered, pieces without owner; on data roots what dead nodes wrote down; on this machine their run directories.
 
-    Nothing that is in use is touched: each thing is judged once more in the step that removes it. All of it but
-    directories goes by itself, later; a fleet needs no gc to be in order.
+    Nothing that is in use is touched: each thing is judged once more in the step that removes it. A fleet needs no gc
+    to be in order, but for data: that of threads and their checkpoints stays until somebody says how long.
 
-    --thread-data also removes files of people: the data on this machine's data root of threads that have no sandbox,
-    and in which nothing changed for --older-than. It must be run as the nodes' user.
+    --thread-data also removes files of people: those of threads that have no sandbox, by --older-than and
+    --keep-threads. What one of them keeps, stays. One node of each data root looks, and removes.
 
     \b
     Examples:
       sandfleet gc
       sandfleet gc --yes
       sandfleet gc --thread-data --older-than 30d
+      sandfleet gc --thread-data --keep-threads 20 --older-than 7d --yes
+      sandfleet gc --checkpoints --older-than 90d --keep-checkpoints 1
     """
-    if with_data and older_than is None:
-        raise click.UsageError("--thread-data removes people's files; say how old they must be: --older-than 30d")
-    older_than_s = seconds(older_than) if older_than is not None else _SILENT_S
-    settings = cli.settings(**roots)
+    older_than_s = seconds(older_than) if older_than is not None else None
+    rules = _rules(given, older_than_s, remove=yes)
+    settings = cli.settings(data_root=given["data_root"], run_root=given["run_root"])
     with cli.store() as store:
-        items = [*_in_store(store, settings.prefix, older_than_s)]
-        nodes = store.nodes()
-        if _is_ours(settings, nodes):
+        items = [*_in_store(store, settings.prefix, _SILENT_S if older_than_s is None else older_than_s)]
+        if _is_ours(settings, store.nodes()):
             items += _run_dirs(settings)
-        if with_data:
-            items += _thread_data(settings, store, nodes, older_than_s)
         if yes:
             _remove(items)
-    left = [item for item in items if not item.done]
-    document = {"found": [item.document() for item in items], "removed": len(items) - len(left)}
-    cli.show(document, lambda: _show(items, removed=yes))
-    return 1 if any(item.failed for item in items) else 0
+        reports = list(ask_nodes(settings, store, rules, timeout_s=timeout_s))
+    for report in reports:
+        items += _of_node(report)
+    done = sum(item.done for item in items)
+    document = {
+        "found": [item.document() for item in items],
+        "removed": done,
+        "nodes": [_summary(report) for report in reports],
+    }
+    cli.show(document, lambda: _show(items, reports, removed=yes))
+    return 1 if any(item.failed for item in items) or any(report.error for report in reports) else 0
+
+
+def _rules(given: Mapping[str, Any], older_than_s: float | None, *, remove: bool) -> dict[str, Any]:
+    """What nodes are asked for.
+
+    Raises:
+        click.UsageError: It would take the data or the checkpoints of everybody.
+    """
+    keep_threads, keep_checkpoints = given["keep_threads"], given["keep_checkpoints"]
+    if given["with_data"] and older_than_s is None and keep_threads is None:
+        raise click.UsageError(
+            "--thread-data removes people's files; say how old they must be (--older-than 30d), how many threads of "
+            "each user to keep (--keep-threads 20), or both"
+        )
+    if given["with_checkpoints"] and older_than_s is None and keep_checkpoints is None:
+        raise click.UsageError("--checkpoints: say --older-than 90d, --keep-checkpoints 1, or both")
+    return {
+        "older_than_s": older_than_s,
+        "keep_threads": keep_threads,
+        "user_id": given["user_id"],
+        "thread_data": given["with_data"],
+        "checkpoints": given["with_checkpoints"],
+        "keep_checkpoints": 1 if keep_checkpoints is None else keep_checkpoints,
+        "remove": remove,
+    }
 
 
 def seconds(text: str) -> float:
@@ -177,7 +208,7 @@ def _is_ours(settings: Settings, nodes: Sequence[NodeView]) -> bool:
 
 def _run_dirs(settings: Settings) -> Iterator[Item]:
     data_root = settings.data_root
-    for found in run_dirs(settings.run_root, data_root, data_id_of(data_root)):
+    for found in run_dirs(settings.run_root, data_root, data_id_of(data_root), now_s=time.time()):
         yield Item(
             "run directory",
             str(found.path),
@@ -187,35 +218,15 @@ def _run_dirs(settings: Settings) -> Iterator[Item]:
         )
 
 
-def _thread_data(settings: Settings, store: Store, nodes: Sequence[NodeView], older_than_s: float) -> Iterator[Item]:
-    data_root = settings.data_root
-    data_id_of(data_root)
-    if not _is_ours(settings, nodes):
-        raise ConfigError(
-            f"no node of this fleet has served {data_root} within a day, so nobody can tell whose data it is; "
-            "start its node first",
-            key="data_root",
-        )
-    for found in thread_data(data_root):
-        in_use = _has_sandbox(store, found)
-        if found.idle_s >= older_than_s and not in_use():
-            whose = found.thread_id if found.user_id is None else f"{found.user_id}/{found.thread_id}"
-            yield Item(
-                "thread data",
-                whose,
-                f"no sandbox, nothing changed for {age(found.idle_s)}",
-                lambda found=found, in_use=in_use: remove_thread_data(found, data_root, in_use=in_use),  # type: ignore[misc]
-                found.size_bytes,
-            )
+def _of_node(report: NodeReport) -> Iterator[Item]:
+    for row in report.found:
+        facts = {name: row.get(name) for name in ("size_bytes", "node")}
+        yield Item(row["kind"], row["id"], row["why"], done=row["done"], failed=row.get("failed", ""), **facts)  # type: ignore[arg-type]
 
 
-def _has_sandbox(store: Store, data: ThreadData) -> Callable[[], bool]:
-    def look() -> bool:
-        found = store.sandboxes(thread_id=data.thread_id, user_id=data.user_id)
-        # Without a user the filter lets every user's thread of that name through.
-        return any(info.user_id == data.user_id and info.state != "lost" for info in found)
-
-    return look
+def _summary(report: NodeReport) -> dict[str, Any]:
+    counts = {name: report.document.get(name, 0) for name in ("count", "size_bytes", "removed", "removed_bytes")}
+    return {"node": report.node_id, **counts, **({"error": report.error.to_wire()} if report.error else {})}
 
 
 # --- doing it ----------------------------------------------------------------------------------
@@ -224,18 +235,27 @@ def _has_sandbox(store: Store, data: ThreadData) -> Callable[[], bool]:
 def _remove(items: Sequence[Item]) -> None:
     for item in items:
         try:
-            item.done = item.remove()
+            item.done = item.remove is not None and item.remove()
         except SandfleetError as exc:
             item.failed = exc.message
 
 
-def _show(items: Sequence[Item], *, removed: bool) -> None:
-    columns: tuple[str, ...] = ("kind", "id", "size", "why", *(("outcome",) if removed else ()))
+def _show(items: Sequence[Item], reports: Sequence[NodeReport], *, removed: bool) -> None:
+    columns: tuple[str, ...] = ("kind", "id", "node", "size", "why", *(("outcome",) if removed else ()))
     rows = [
-        (item.kind, item.id, _size(item.size_bytes), item.failed or item.why, _outcome(item))[: len(columns)]
+        (item.kind, item.id, item.node, _size(item.size_bytes), item.failed or item.why, _outcome(item))[: len(columns)]
         for item in items
     ]
     table(columns, rows, empty="Nothing to collect.")
+    for report in reports:
+        told = report.document
+        if report.error is not None:
+            click.echo(f"{report.node_id}: {report.error.message}", err=True)
+        elif told.get("count"):
+            left_out = told["count"] - len(report.found)
+            more = f" ({left_out} of them not shown)" if left_out else ""
+            freed = f", {told['removed']} removed, {_size(told['removed_bytes'])}" if removed else ""
+            click.echo(f"{report.node_id}: {told['count']} found{more}, {_size(told['size_bytes'])}{freed}")
     if items and not removed:
         click.echo("Nothing was removed. `sandfleet gc --yes` does it.")
 

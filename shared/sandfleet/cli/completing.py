@@ -14,11 +14,20 @@ from sandfleet.cli.context import Cli
 from sandfleet.cli.output import printable
 from sandfleet.store import Store
 
-__all__ = ["COMMANDS", "complete_nodes", "complete_ops", "complete_sandboxes", "complete_stories", "complete_threads"]
+__all__ = [
+    "COMMANDS",
+    "complete_jobs",
+    "complete_nodes",
+    "complete_ops",
+    "complete_sandboxes",
+    "complete_stories",
+    "complete_threads",
+]
 
 #: A person waits for the key they pressed.
 _WITHIN_S = 1.0
 _MOST = 200
+_MOST_LOOKED_AT = 2000
 _VARIABLE = "_SANDFLEET_COMPLETE"
 
 Look = Callable[[Store], Iterable[tuple[str, str]]]
@@ -82,6 +91,9 @@ complete_sandboxes = complete_from(
     lambda store: ((info.sandbox_id, f"{info.thread_id}, {info.state}") for info in store.sandboxes())
 )
 complete_nodes = complete_from(lambda store: ((node.node_id, f"{node.state} on {node.host}") for node in store.nodes()))
+complete_jobs = complete_from(
+    lambda store: ((view.op_id, view.describe) for view in store.ops(limit=_MOST_LOOKED_AT) if view.job)
+)
 complete_ops = complete_from(lambda store: ((view.op_id, view.describe) for view in store.ops(limit=_MOST)))
 
 

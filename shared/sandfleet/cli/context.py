@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
+from sandfleet.acquiring import ON_LOST
 from sandfleet.cli.output import show
 from sandfleet.cli.running import find_running
 from sandfleet.config import Loaded, Settings, load_settings
@@ -28,7 +29,7 @@ from sandfleet.errors import (
 from sandfleet.provider import SandboxProvider
 from sandfleet.store import Store, open_store
 
-__all__ = ["Cli", "advice", "exit_code", "fleet_command", "pass_cli", "signals_as_interrupt"]
+__all__ = ["Cli", "advice", "exit_code", "fleet_command", "on_lost_option", "pass_cli", "signals_as_interrupt"]
 
 _CONFIG = "SANDFLEET_CONFIG"
 _RUNNING = "your running `sandfleet up`"
@@ -99,6 +100,16 @@ class Cli:
 
 
 pass_cli = click.make_pass_decorator(Cli, ensure=True)
+
+
+on_lost_option = click.option(
+    "--on-lost",
+    type=click.Choice(ON_LOST),
+    default=ON_LOST[0],
+    show_default=True,
+    help="When the machine with the thread's files is away: wait for it, begin with its newest checkpoint, or with "
+    "nothing.",
+)
 
 
 def fleet_command(name: str, **attributes: Any) -> Callable[[F], click.Command]:
@@ -174,6 +185,12 @@ def advice(error: SandfleetError) -> str | None:
         return "put the password in the URL: SANDFLEET_REDIS_URL=redis://:PASSWORD@HOST:6379/0"
     if "sandfleet " in error.message:
         return None
+    if error.code == "no_checkpoint":
+        return "`sandfleet checkpoints --thread T` lists what was saved, `sandfleet snapshot --thread T` saves"
+    if error.code == "home_unavailable":
+        return (
+            "start the node that has its files, or go on without: --on-lost restore (its checkpoint) or --on-lost fresh"
+        )
     if error.code in ("sandbox_not_found", "sandbox_lost"):
         return "`sandfleet ls` lists the sandboxes there are"
     if isinstance(error, Unavailable | CapacityError):

@@ -10,13 +10,13 @@ from typing import Any, TextIO
 
 import click
 
-__all__ = ["age", "as_json", "note", "printable", "show", "table"]
+__all__ = ["age", "as_json", "note", "printable", "show", "show_size", "table"]
 
 _STYLES = {
     "ok": "green", "ready": "green", "live": "green", "✓": "green",
     "warn": "yellow", "warm": "cyan", "creating": "yellow", "stopping": "yellow", "cordoned": "yellow",
-    "draining": "yellow", "claimed": "green", "running": "green",
-    "fail": "bold red", "dead": "bold red", "lost": "bold red", "gone": "dim", "✗": "bold red",
+    "draining": "yellow", "away": "yellow", "starting": "yellow", "claimed": "green", "running": "green",
+    "fail": "bold red", "dead": "bold red", "lost": "bold red", "failed": "bold red", "gone": "dim", "✗": "bold red",
 }  # fmt: skip
 
 
@@ -99,6 +99,16 @@ def age(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60} m"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def show_size(size_bytes: float) -> str:
+    """``512 B``, ``1.5 KiB``, ``80 MiB``, ``2.0 GiB``."""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size_bytes < 1024:
+            break
+        size_bytes, unit = size_bytes / 1024, larger
+    return f"{size_bytes:.0f} {unit}" if unit == "B" or size_bytes >= 10 else f"{size_bytes:.1f} {unit}"
 
 
 def note(text: str) -> None:

@@ -8,7 +8,9 @@ __all__ = ["SECTIONS", "Sections", "by_section"]
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Run a fleet": ("demo", "up", "scheduler", "worker", "flower"),
-    "Use sandboxes": ("exec", "cp"),
+    "Use sandboxes": ("exec", "shell", "cp"),
+    "Long commands": ("jobs", "logs", "kill", "ps"),
+    "Saved data": ("snapshot", "checkpoints", "restore", "fork"),
     "Look": ("ls", "nodes", "ops", "inspect", "story", "top"),
     "Intervene": ("cancel", "release", "destroy", "cordon", "uncordon", "drain", "gc"),
     "Set up": ("config", "doctor", "completion"),

@@ -6,24 +6,39 @@ import io
 import os
 import re
 import select
+import signal
 import stat
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 import click
 
-from sandfleet.cli.output import note, printable
+from sandfleet.cli.output import note, printable, show_size
 from sandfleet.errors import PayloadTooLarge
+from sandfleet.job_values import OutputGap
+from sandfleet.model import CommandResult
 
-__all__ = ["MAX_STDIN_BYTES", "environment", "pass_on", "piped_in", "read_stdin", "size", "write_bytes"]
+__all__ = [
+    "MAX_STDIN_BYTES",
+    "LiveOutput",
+    "environment",
+    "pipe_may_close",
+    "piped_in",
+    "read_stdin",
+    "size",
+    "write_bytes",
+]
 
 #: One operation carries no more.
 MAX_STDIN_BYTES = 100 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _PATIENCE_S = 3.0
 _PIPE_CLOSED = 141
+_LEFT_OUT = re.compile(rb"\n\.\.\. \[([0-9]{1,15}) bytes discarded\] \.\.\.\n")
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 
@@ -133,16 +148,95 @@ def _take(found: dict[str, str], pair: str, where: str, option: str) -> None:
 # --- out ---------------------------------------------------------------------------------------
 
 
-def pass_on(stdout: str, stderr: str) -> None:
-    """Write both streams as the bytes the command wrote (text from ``errors="surrogateescape"``).
-
-    Whoever reads them may have enough (``head`` does): the process ends with 141 then, as one that SIGPIPE ends.
-    """
+@contextmanager
+def pipe_may_close() -> Iterator[None]:
+    """Whoever reads the output may have enough (``head`` does): end with 141 then, as a process that SIGPIPE ends."""
     try:
-        for stream, text in ((sys.stdout, stdout), (sys.stderr, stderr)):
-            write_bytes(stream, text.encode("utf-8", "surrogateescape"))
+        yield
     except BrokenPipeError:
         raise click.exceptions.Exit(_PIPE_CLOSED) from None
+
+
+def behind(kept: bytes, at: int, limit: int | None) -> tuple[bytes, int]:
+    """What is in a result's stream behind a position in what the command wrote, and how many bytes of that are missing.
+
+    Args:
+        limit: Of longer output a result has the first and the last half of so many bytes, and says between them how
+            much it left out. None: nothing was left out.
+    """
+    found = None if limit is None else _LEFT_OUT.match(kept, limit - limit // 2)
+    if found is None:
+        return kept[at:], 0
+    head, left_out, tail = kept[: found.start()], int(found[1]), kept[found.end() :]
+    if at >= len(head) + left_out:
+        return tail[at - len(head) - left_out :], 0
+    missing = left_out - max(0, at - len(head))
+    return head[at:] + b"\n... [%d bytes discarded] ...\n" % missing + tail, missing
+
+
+class LiveOutput:
+    """Passes on what a command writes while it runs; its methods are the callbacks of `Sandbox.run`.
+
+    Where it wrote faster than that is kept for readers, a person at a terminal is told, and sees what comes now. A
+    program that reads gets every byte: the rest of that stream is held back, and comes with the result.
+    """
+
+    def __init__(self) -> None:
+        self._at = {"stdout": 0, "stderr": 0}
+        self._held: set[str] = set()
+        #: Why nothing more can be written: whoever reads has enough, or the disk is full.
+        self.failure: OSError | None = None
+        #: Whether every byte was passed on.
+        self.complete = True
+
+    def out(self, data: bytes) -> None:
+        """Some standard output."""
+        self._pass_on("stdout", data)
+
+    def err(self, data: bytes) -> None:
+        """Some standard error."""
+        self._pass_on("stderr", data)
+
+    def gap(self, gap: OutputGap) -> None:
+        """Some output that cannot be had before the result is there."""
+        stream = self._file(gap.stream)
+        if not stream.isatty():
+            self._held.add(gap.stream)
+        elif gap.stream not in self._held:
+            self._at[gap.stream] = gap.end
+            self.complete = False
+            note(f"sandfleet: {show_size(gap.missing)} of {gap.stream} came too fast to be shown")
+
+    def finish(self, result: CommandResult, max_output_bytes: int) -> None:
+        """Write what is in the result (text from ``errors="surrogateescape"``) and was not written yet.
+
+        Raises:
+            OSError: It cannot be written, or could not be while the command ran.
+        """
+        self._held.clear()
+        for name in self._at:
+            kept = str(result[name]).encode("utf-8", "surrogateescape")
+            rest, missing = behind(kept, self._at[name], max_output_bytes if result.truncated else None)
+            self.complete = self.complete and not missing
+            self._pass_on(name, rest)
+        if self.failure is not None:
+            raise self.failure
+
+    def _pass_on(self, name: str, data: bytes) -> None:
+        if self.failure is not None or name in self._held or not data:
+            return
+        self._at[name] += len(data)
+        try:
+            write_bytes(self._file(name), data)
+        except OSError as exc:
+            self.failure = exc
+            if threading.current_thread() is not threading.main_thread():
+                # The command is ended, as SIGPIPE would end it here.
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    @staticmethod
+    def _file(name: str) -> TextIO:
+        return sys.stdout if name == "stdout" else sys.stderr
 
 
 def write_bytes(stream: TextIO, data: bytes) -> None:

@@ -77,7 +77,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
 # Fields of these groups stand directly below `sandbox:`.
 _FLAT_GROUPS = ("container", "cloud", "guard")
 #: Settings that not every backend of their group reads; those that none reads yet have none.
-_READ_BY: dict[str, tuple[str, ...]] = {
+_READ_BY: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(
         (
             "registry_config", "allowed_images", "allowed_options", "runtime", "container_user", "docker_host",
@@ -94,7 +94,9 @@ _READ_BY: dict[str, tuple[str, ...]] = {
         ),
         ("kubernetes",),
     ),
-    **dict.fromkeys(("allowed_domains", "blocked_domains", "http_proxy", "persistent_volume", "restore_on_start"), ()),
+    **dict.fromkeys(("allowed_domains", "blocked_domains", "http_proxy"), ()),
+    # By the node, whatever its backends.
+    **dict.fromkeys(("persistent_volume", "restore_on_start"), None),
 }  # fmt: skip
 _SECRET_WORDS = ("password", "secret", "token", "api_key", "access_key")
 

@@ -120,8 +120,12 @@ class ContainerSettings(_Group):
     allowed_domains: tuple[str, ...] = Field(default=(), description="Reachable when restricted; `*.example.org`.")
     blocked_domains: tuple[str, ...] = Field(default=(), description="Never reachable; wins over allowed ones.")
     http_proxy: str = Field(default="", repr=False, description="Proxy for HTTP and HTTPS.")
-    persistent_volume: str = Field(default="", description="Volume that outlives the sandbox.")
-    restore_on_start: bool = Field(default=False, description="Begin with what the persistent volume holds.")
+    persistent_volume: str = Field(
+        default="", description="A directory that all nodes see, or a URL: `checkpoints.url`, unless that is set."
+    )
+    restore_on_start: bool = Field(
+        default=False, description="A thread without data on its node begins with its newest checkpoint."
+    )
     temp_dir: str = Field(default="/tmp", min_length=1, description="Directory for temporary files in the sandbox.")
     provisioner_url: str = Field(default="", repr=False, description="The provisioner; non-empty selects `kubernetes`.")
     provisioner_api_key: str = Field(default="", repr=False, description="Its API key.")

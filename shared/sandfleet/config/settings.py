@@ -40,7 +40,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0", repr=False, description="Redis that holds state, queues and replies."
+        default="redis://127.0.0.1:6379/0",
+        repr=False,
+        description="Redis (or sentinel://…) that holds state, queues and replies.",
     )
     allow_insecure_redis: bool = Field(
         default=False,
@@ -100,16 +102,18 @@ class Settings(BaseModel):
         default=1024 * 1024, ge=64 * 1024, description="Live output of one command that Redis keeps for late readers."
     )
     checkpoint_url: str = Field(
-        default="", repr=False, description="Where nodes save threads' data, as fsspec knows it: s3://…; empty: nowhere."
+        default="", repr=False, description="Where threads' data is saved: a directory, s3://…, gs://…; empty: nowhere."
     )
     checkpoint_options: Mapping[str, Any] = Field(
         default_factory=dict, repr=False, description="fsspec's options for that place (keys, endpoints); never shown."
     )
     checkpoint_on_release: bool = Field(default=True, description="Save a thread's data when nobody uses it any more.")
     checkpoint_every_s: float = Field(
-        default=0.0, ge=0, description="Save changed data of sandboxes in use this often; 0: only when they are released."
+        default=0.0, ge=0, description="Save what changed in sandboxes in use so often; 0: only when they are released."
     )
-    checkpoint_keep: int = Field(default=5, ge=1, description="Checkpoints kept of each thread; older ones are removed.")
+    checkpoint_keep: int = Field(
+        default=5, ge=1, description="Checkpoints kept of each thread, and as many that have names; older ones go."
+    )
     checkpoint_max_bytes: int = Field(
         default=10 * 1024**3, ge=0, description="Data of a thread above this is not saved; 0: no limit."
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from sandfleet.config.sentinel import SCHEME, parse_sentinels
+
 __all__ = ["HIDDEN", "redis_url_problem", "scrubbed"]
 
 HIDDEN = "(hidden)"
-_SCHEMES = ("redis", "rediss", "unix")
+_SCHEMES = ("redis", "rediss", "unix", "sentinel")
 _ENCODE = "write / as %2F, # as %23, ? as %3F and @ as %40 in a password"
 
 
@@ -18,7 +20,9 @@ def redis_url_problem(url: str) -> str | None:
     not repeated, nor is what the parser says of it.
     """
     if not url.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES)):
-        return "must start with redis://, rediss:// or unix://"
+        return "must start with redis://, rediss://, unix:// or sentinel://"
+    if url.startswith(SCHEME):
+        return _sentinel_problem(url)
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -33,8 +37,18 @@ def redis_url_problem(url: str) -> str | None:
     return None
 
 
+def _sentinel_problem(url: str) -> str | None:
+    try:
+        parse_sentinels(url)
+    except ValueError as exc:
+        return f"{exc}; {_ENCODE}"
+    return None
+
+
 def scrubbed(url: str) -> str:
     """The URL without credentials and without the values behind its question mark."""
+    if url.startswith(SCHEME):
+        return _sentinels_scrubbed(url)
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -48,3 +62,11 @@ def scrubbed(url: str) -> str:
     if "@" in parts.netloc:
         place = f"***@{place}"
     return parts._replace(netloc=place, query="***" if parts.query else "", fragment="").geturl()
+
+
+def _sentinels_scrubbed(url: str) -> str:
+    try:
+        found = parse_sentinels(url)
+    except ValueError:
+        return HIDDEN
+    return found.shown().replace(SCHEME, f"{SCHEME}***@") if found.password or found.sentinel_password else url

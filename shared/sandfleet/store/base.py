@@ -24,7 +24,7 @@ The facts kept here (``{p}`` is the deployment's prefix):
 ``{p}user:{user}``         zset sandbox id → reservation expiry: the places of one user
 ``{p}op:{op_id}``          hash: the op record;  ``{p}inflight:{node}`` zset op id → sequence
 ``{p}answer:{op_id}``      string: a reply too big to be kept as long as its record
-``{p}reply:{client}``      stream of replies
+``{p}reply:{client}``      stream of replies;  ``{p}out:{op_id}`` stream of what a command writes while it runs
 ``{p}blob:{id}:{n}``       chunks; ``{p}blob:{id}`` hash, ``{p}blobs`` zset and ``{p}bytes`` hash keep the byte budget
 ``{p}lock:{name}``         string token + PX;  ``{p}story:{id}`` list of recent transitions
 =========================  ==========================================================================
@@ -36,12 +36,15 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from sandfleet.checkpoints import Restoration
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState, NodeView, SandboxInfo, SandboxSpec
 from sandfleet.store.blanks import Blanks
 from sandfleet.store.collecting import Collecting
 from sandfleet.store.exchange import Exchange
 from sandfleet.store.line import Line
+from sandfleet.store.returning import Returning
+from sandfleet.store.streams import Output, Pushed, Streams
 from sandfleet.store.values import (
     Acquired,
     Claim,
@@ -68,8 +71,10 @@ __all__ = [
     "NodeRecord",
     "OpRecord",
     "OpView",
+    "Output",
     "Parked",
     "Push",
+    "Pushed",
     "Recorded",
     "Renewal",
     "Reply",
@@ -82,7 +87,7 @@ __all__ = [
 ]
 
 
-class Store(Blanks, Line, Exchange, Collecting):
+class Store(Blanks, Line, Returning, Exchange, Streams, Collecting):
     """Shared state. Thread-safe. Every method is one atomic transition (one round trip in Redis).
 
     Raises (any method):
@@ -91,13 +96,21 @@ class Store(Blanks, Line, Exchange, Collecting):
 
     # --- time and nodes ----------------------------------------------------------------------
 
+    @property
+    def moves(self) -> int:
+        """How often the shared state was found on another server: behind Sentinels its primary changes."""
+        return 0
+
     @abstractmethod
     def now_ms(self) -> int:
         """The store's clock in unix milliseconds."""
 
     @abstractmethod
-    def announce(self, node: NodeRecord, *, lease_s: float, again: bool = False) -> int:
+    def announce(self, node: NodeRecord, *, lease_s: float, again: bool = False, take_over: bool = False) -> int:
         """Register this incarnation of a node, state ready, and take its lease; gives the store's time in ms.
+
+        ``take_over`` says that the caller knows the earlier incarnation's process to have ended (it holds the lock of
+        the node's id): its lease is taken at once if it is of the same data root.
 
         ``again`` says that this incarnation had announced itself before. If the store does not know it, the store
         lost its data: for the longest lease announced, threads it knows nothing of are not placed (`reserve` says
@@ -126,9 +139,19 @@ class Store(Blanks, Line, Exchange, Collecting):
 
     @abstractmethod
     def set_node_state(
-        self, node_id: str, state: NodeState, *, incarnation: str | None = None, reason: str = ""
+        self,
+        node_id: str,
+        state: NodeState,
+        *,
+        incarnation: str | None = None,
+        reason: str = "",
+        lease_s: float | None = None,
     ) -> bool:
         """Cordon, drain or open a node; False if no such node, or if ``incarnation`` is given and another is current.
+
+        ``AWAY`` is what a node says of itself that leaves its sandboxes running for its next incarnation: nothing is
+        placed there and no operation taken, but its sandboxes count as live while its lease lasts, which ``lease_s``
+        sets anew if it still holds it. Only `announce`, or the end, follows upon it: other states are refused then.
 
         ``reason`` is shown with the node until it is ready again or gets another state; without one, a node that has
         that state already keeps the reason it has.
@@ -168,9 +191,9 @@ class Store(Blanks, Line, Exchange, Collecting):
         """The one-call acquire: see `Acquired`.
 
         A live sandbox counts only while its node's lease is unexpired and the node is not draining/gone (a
-        cordoned node still serves its own). An expired ``creating`` reservation counts as nothing. ``wait_s``
-        bounds how long the parked waiter is kept. The same waiter (op_id) parked twice is kept once. A thread whose
-        creates fail (see `create_failed`) is told ``backing_off`` until it may be tried again.
+        cordoned node still serves its own, and one that is away will). An expired ``creating`` reservation counts as
+        nothing. ``wait_s`` bounds how long the parked waiter is kept. The same waiter (op_id) parked twice is kept
+        once. A thread whose creates fail (see `create_failed`) is told ``backing_off`` until it may be tried again.
 
         Raises:
             Busy: A thousand acquires wait for this thread already.
@@ -203,13 +226,15 @@ class Store(Blanks, Line, Exchange, Collecting):
         blank does (`Reserved.blank`). That blank is not known any more then.
 
         The sandbox id is the first of `sandbox_id_candidates` that is free or already this identity's.
-        The epoch is max(last epoch of the thread + 1, store time in µs). The thread's home becomes ``data_id``.
+        The epoch is max(last epoch of the thread + 1, store time in µs). A thread without a home gets ``data_id`` as
+        one; that of another one moves with `created`.
         The sandbox is ``creating`` until `created`; the place expires after ``expires_s`` unless confirmed.
         """
 
     @abstractmethod
-    def created(self, route: Route) -> bool:
-        """Confirm: creating → live; every parked waiter becomes an agent and is answered with the route.
+    def created(self, route: Route, *, restored: Restoration | None = None) -> bool:
+        """Confirm: creating → live; every parked waiter becomes an agent and is answered with the route. The thread's
+        home becomes the ``data_id`` of the reservation; ``restored`` is kept with the sandbox.
 
         Reply value: ``{"ok": {"sandbox_id", "node_id", "incarnation", "epoch", "new": true}}``. With no waiter left
         the sandbox is warm at once. False (nothing done) if the reservation is not this route's any more or has
@@ -327,6 +352,7 @@ class Store(Blanks, Line, Exchange, Collecting):
         reply: str,
         keep_s: float = 60.0,
         only_recorded: bool = False,
+        stream: str = "",
     ) -> bool:
         """Answer the operation: state done, reply appended to the client's stream if that exists (to one that wants
         errors only, see `OpRecord`, nothing but those); inflight and busy entries removed. False if it was closed
@@ -339,6 +365,7 @@ class Store(Blanks, Line, Exchange, Collecting):
             outcome: ``ok`` or the error's code.
             reply: The reply JSON, at most 512 KiB.
             only_recorded: Leave a claimed operation alone and give False: whoever claimed it answers.
+            stream: The output stream that ends with it, even if the store does not know the operation any more.
         """
 
     @abstractmethod

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from sandfleet.checkpoints import Restoration
 from sandfleet.errors import PayloadTooLarge
 from sandfleet.model import NodeState, NodeView, SandboxInfo, SandboxState
 from sandfleet.store.base import OpView, Parked, Route, Swept
@@ -80,7 +81,7 @@ def in_order(found: Iterable[Swept]) -> list[Swept]:
 
 def sandbox_info(row: list[Any]) -> SandboxInfo:
     """A row of the ``view`` script part."""
-    sandbox_id, state, route_str, thread, user, backend, created, used, warm_since, agents, ops = row
+    sandbox_id, state, route_str, thread, user, backend, created, used, warm_since, agents, ops, restored = row
     route = parse_route(route_str)
     return SandboxInfo(
         sandbox_id=sandbox_id,
@@ -95,7 +96,13 @@ def sandbox_info(row: list[Any]) -> SandboxInfo:
         used_at=(int(float(warm_since)) if warm_since else int(used)) / 1000,
         agents=agents,
         ops=ops,
+        restored=restoration(restored),
     )
+
+
+def restoration(text: str) -> Restoration | None:
+    """What was kept with a sandbox of its beginning, if it began with a checkpoint."""
+    return Restoration.from_wire(json.loads(text)) if text else None
 
 
 def node_view(row: list[Any]) -> NodeView:
@@ -147,6 +154,8 @@ def op_view(op_id: str, fields: dict[str, str]) -> OpView:
         deadline_ms=int(fields["deadline"]),
         reply=fields.get("reply"),
         reply_to=fields["reply_to"],
+        job=fields.get("job") == "1",
+        owner=fields["owner"],
     )
 
 

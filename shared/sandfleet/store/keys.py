@@ -34,6 +34,9 @@ class Keys:
     def answer(self, op_id: str) -> str:
         return f"{self.prefix}answer:{op_id}"
 
+    def output(self, stream: str) -> str:
+        return f"{self.prefix}out:{stream}"
+
     def parked(self) -> str:
         return f"{self.prefix}parked"
 

@@ -6,16 +6,20 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import redis
 
+from sandfleet.config.sentinel import SCHEME
 from sandfleet.connection import check_server, connect, translate
 from sandfleet.errors import ConfigError, StoreUnavailable
 from sandfleet.store.scripts import Script
 
 __all__ = ["Link"]
 
+#: How long behind Sentinels a server is taken for the primary without asking.
+_ASK_AGAIN_S = 1.0
 _FRESH_S = 0.005  # a connection idle for longer is looked at before use: the server may have gone meanwhile
 
 #: Ends a SET whose value has been sent: it expires in a minute.
@@ -38,6 +42,12 @@ class Link:
         self._pid = os.getpid()
         self._checked = False
         self._idle: list[tuple[Any, float]] = []  # redis-py connections, whose methods have no types
+        #: The server that connections lead to: behind Sentinels it changes.
+        self._server: tuple[Any, Any] | None = None
+        self._sentineled, self._asked_at = url.startswith(SCHEME), 0.0
+        #: How often it has changed, and who is told.
+        self.moves = 0
+        self.on_move: Callable[[], None] | None = None
         self._client = connect(url, name=name)
 
     def run(self, script: Script, *args: str | int | bytes, decode: bool = True) -> Any:
@@ -128,11 +138,16 @@ class Link:
             self._after_fork()
         if self._closed:
             raise StoreUnavailable("the store is closed", reason="closed")
+        if self._sentineled and time.monotonic() - self._asked_at > _ASK_AGAIN_S:
+            self._ask_sentinels()
         while True:
             try:
                 conn, since = self._idle.pop()
             except IndexError:
                 return self._open()
+            if self._sentineled and (conn.host, conn.port) != self._server:
+                self._drop(conn)  # it was in use when the primary changed
+                continue
             if time.monotonic() - since < _FRESH_S:
                 return conn
             # Nothing is outstanding, so a readable connection is one that the server closed.
@@ -165,7 +180,27 @@ class Link:
         except redis.RedisError as exc:
             self._drop(conn)
             raise translate(exc, self.url) from exc
+        self._met((getattr(conn, "host", None), getattr(conn, "port", None)))
         return conn
+
+    def _ask_sentinels(self) -> None:
+        """A primary that hung may wake up and believe it still is one, so not even a connection that works is trusted
+        for long. Sentinels that do not answer change nothing."""
+        self._asked_at = time.monotonic()
+        pool: Any = self._client.connection_pool
+        with contextlib.suppress(redis.RedisError):
+            self._met(pool.get_master_address())
+
+    def _met(self, server: tuple[Any, Any]) -> None:
+        """After a failover, talk to the new primary alone."""
+        before, self._server = self._server, server
+        if before not in (None, server):
+            while self._idle:
+                with contextlib.suppress(IndexError):
+                    self._drop(self._idle.pop()[0])
+            self.moves += 1
+            if self.on_move is not None:
+                self.on_move()
 
     def _after_fork(self) -> None:
         """The parent's sockets are the parent's: drop them unread (disconnect in a child only closes its own fd)."""

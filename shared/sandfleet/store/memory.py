@@ -8,7 +8,9 @@ from sandfleet.store.memory_line import MemoryLine
 from sandfleet.store.memory_nodes import MemoryNodes
 from sandfleet.store.memory_ops import MemoryOps
 from sandfleet.store.memory_replies import MemoryReplies
+from sandfleet.store.memory_returning import MemoryReturning
 from sandfleet.store.memory_sandboxes import MemorySandboxes
+from sandfleet.store.memory_streams import MemoryStreams
 from sandfleet.store.memory_threads import MemoryThreads
 
 __all__ = ["MemoryStore"]
@@ -21,7 +23,9 @@ class MemoryStore(
     MemoryBlanks,
     MemoryLine,
     MemoryOps,
+    MemoryReturning,
     MemoryReplies,
+    MemoryStreams,
     MemoryCollecting,
 ):
     """Shared state of one process.

@@ -23,15 +23,16 @@ class MemoryNodes(MemorySteps, Store):
     def now_ms(self) -> int:
         return self._now()
 
-    def announce(self, node: NodeRecord, *, lease_s: float, again: bool = False) -> int:
+    def announce(self, node: NodeRecord, *, lease_s: float, again: bool = False, take_over: bool = False) -> int:
         with self._lock:
             now, held = self._now(), self._leases.get(node.node_id)
-            if held is not None and held != node.incarnation:
+            known = self._nodes.get(node.node_id)
+            ended = take_over and known is not None and known.record.data_id == node.data_id
+            if held is not None and held != node.incarnation and not ended:
                 raise NodeIdInUse(
                     f"node {node.node_id} is held by another live process (incarnation {held})",
                     node_id=node.node_id,
                 )
-            known = self._nodes.get(node.node_id)
             if known is not None and known.retired == node.incarnation:
                 raise _lease_lost(node.node_id, node.incarnation)
             if known is not None and known.record.incarnation == node.incarnation:
@@ -69,7 +70,13 @@ class MemoryNodes(MemorySteps, Store):
             return Renewal(self._now(), node.state, known=True)
 
     def set_node_state(
-        self, node_id: str, state: NodeState, *, incarnation: str | None = None, reason: str = ""
+        self,
+        node_id: str,
+        state: NodeState,
+        *,
+        incarnation: str | None = None,
+        reason: str = "",
+        lease_s: float | None = None,
     ) -> bool:
         with self._lock:
             node = self._nodes.get(node_id)
@@ -77,6 +84,12 @@ class MemoryNodes(MemorySteps, Store):
                 return False
             if incarnation and node.record.incarnation != incarnation:
                 return False
+            if node.state == NodeState.AWAY and state not in (NodeState.AWAY, NodeState.GONE):
+                return False
+            if state == NodeState.AWAY:
+                self._drop_blanks(node_id)
+            if lease_s is not None and self._leases.get(node_id) == node.record.incarnation:
+                self._leases.touch(node_id, ms_of(lease_s))
             if state == NodeState.READY:
                 node.reason = ""
             elif reason or node.state != state:

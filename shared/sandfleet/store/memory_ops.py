@@ -54,20 +54,23 @@ class MemoryOps(MemorySteps, Store):
 
     def _why_not(self, op: OpRecord, max_inflight: int) -> Recorded | None:
         now, route = self._now(), op.route
-        sandbox = self._sandboxes.get(route.sandbox_id)
-        if sandbox is None or sandbox.owner != op.owner:
-            return Recorded("not_found", now)
-        state, current = str(sandbox.state), sandbox.route
-        if state != op.expect and (state != "live" or current == route):
-            return Recorded(state, now, current)
-        if current != route:
-            return Recorded("moved", now, current)
+        if op.expect != "node":
+            sandbox = self._sandboxes.get(route.sandbox_id)
+            if sandbox is None or sandbox.owner != op.owner:
+                return Recorded("not_found", now)
+            state, current = str(sandbox.state), sandbox.route
+            if state != op.expect and (state != "live" or current == route):
+                return Recorded(state, now, current)
+            if current != route:
+                return Recorded("moved", now, current)
         node = self._nodes.get(route.node_id)
         down = self._leases.get(route.node_id) != route.incarnation
         if down or node is None or node.state == NodeState.GONE:
             return Recorded("node_down", now, route)
         if node.state == NodeState.DRAINING and op.expect != "stopping":
             return Recorded("draining", now, route)
+        if node.state == NodeState.AWAY:
+            return Recorded("away", now, route)
         if len(self._inflight[route.node_id]) >= max_inflight:
             return Recorded("busy", now, route)
         return None
@@ -105,10 +108,13 @@ class MemoryOps(MemorySteps, Store):
         reply: str,
         keep_s: float = 60.0,
         only_recorded: bool = False,
+        stream: str = "",
     ) -> bool:
         check_reply(reply)
         with self._lock:
             op = self._ops.get(op_id)
+            if op is None:
+                self._end_output(stream, outcome)
             if op is None or op.state in ("done", "closed"):
                 return False
             at = op.record.route
@@ -119,6 +125,7 @@ class MemoryOps(MemorySteps, Store):
             was_busy = self._busy[at.sandbox_id].pop(op_id, None) is not None
             op.state, op.outcome, op.finished_ms = "done", outcome, self._now()
             if op.record.effect and len(reply.encode()) > _BIG_REPLY_BYTES:
+                op.reply = None
                 self._answers.put(op_id, reply, ms_of(keep_s))
             else:
                 op.reply = reply
@@ -126,6 +133,7 @@ class MemoryOps(MemorySteps, Store):
                 self._ops.touch(op_id, ms_of(keep_s))
             if outcome != "ok" or not wants_errors_only(op.record.reply_to):
                 self._send(op.record.reply_to, op_id, reply)
+            self._end_output(stream, outcome)
             if was_busy:
                 self._use(at.sandbox_id)
                 self._settle(at)
@@ -164,6 +172,8 @@ class MemoryOps(MemorySteps, Store):
                 deadline_ms=record.deadline_ms,
                 reply=self._reply(op_id, op),
                 reply_to=record.reply_to,
+                job=op.job,
+                owner=record.owner,
             )
 
     def ops(self, *, node_id: str | None = None, limit: int = 200) -> list[OpView]:

@@ -162,6 +162,7 @@ class MemorySandboxes(MemorySteps, Store):
                 used_at=(sandbox.used_ms if since is None else since) / 1000,
                 agents=self._count(self._agents[sandbox_id]),
                 ops=self._count(self._busy[sandbox_id]),
+                restored=sandbox.restored,
             )
 
     def sandboxes(

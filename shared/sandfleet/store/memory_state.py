@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from sandfleet.checkpoints import Restoration
 from sandfleet.model import NodeState, SandboxState
-from sandfleet.store.base import NodeRecord, OpRecord, Push, Reply, Route, Waiter
+from sandfleet.store.base import NodeRecord, OpRecord, Output, Push, Reply, Route, Waiter
 from sandfleet.store.keys import DEFAULT_PREFIX
 
 __all__ = [
@@ -89,9 +90,12 @@ class Node:
 
 @dataclass(slots=True)
 class Thread:
+    """``epoch`` 0: it has had no sandbox here; a node told its home, as of the epoch ``told``."""
+
     sandbox_id: str
     data_id: str | None
     epoch: int
+    told: int = 0
 
 
 @dataclass(slots=True)
@@ -104,6 +108,8 @@ class Sandbox:
     route: Route
     created_ms: int
     used_ms: int
+    data_id: str = ""
+    restored: Restoration | None = None
 
 
 @dataclass(slots=True)
@@ -140,6 +146,7 @@ class Op:
     claimed_ms: int | None = None
     finished_ms: int | None = None
     reply: str | None = None
+    job: bool = False
 
 
 @dataclass(slots=True)
@@ -165,6 +172,7 @@ class MemoryState:
         self._lock = threading.RLock()
         self._arrived = threading.Condition(self._lock)
         self._closed = False
+        self._reading: set[str] = set()
         self._blob_client_limit = blob_client_bytes
         self._blob_fleet_limit = blob_fleet_bytes
         self.queues: dict[str, list[str]] = defaultdict(list)
@@ -198,6 +206,7 @@ class MemoryState:
         self._answers: Expiring[str, str] = Expiring(now)
         self._inflight: dict[str, dict[str, None]] = defaultdict(dict)
         self._streams: Expiring[str, Stream] = Expiring(now)
+        self._outputs: Expiring[str, list[Output]] = Expiring(now)
         self._blobs: dict[str, tuple[str, int, int]] = {}
         self._chunks: dict[tuple[str, int], bytes] = {}
         self._locks: Expiring[str, str] = Expiring(now)
@@ -246,6 +255,7 @@ class MemoryState:
                 "answer": self._answers,
                 "failing": self._failing,
                 "reply": self._streams,
+                "out": self._outputs,
                 "lock": self._locks,
                 "story": self._stories,
             }

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandfleet.model import NodeState, SandboxState
-from sandfleet.store.base import Route, Waiter
+from sandfleet.store.base import Output, Route, Waiter
 from sandfleet.store.memory_state import KEEP_MS, MemoryState, Op, Sandbox
 
 __all__ = ["STOPPING_MS", "MemorySteps", "blank_place", "is_blank", "where"]
@@ -16,6 +16,9 @@ __all__ = ["STOPPING_MS", "MemorySteps", "blank_place", "is_blank", "where"]
 LOST_MS = 600_000
 STOPPING_MS = 30_000
 KICK_MS = 1000
+OUTPUT_KEPT_MS = 3_600_000
+#: States of a node in which the sandboxes it has count as live.
+SERVING = (NodeState.READY, NodeState.CORDONED, NodeState.AWAY)
 
 
 class MemorySteps(MemoryState):
@@ -65,7 +68,7 @@ class MemorySteps(MemoryState):
         if state == SandboxState.LOST or self._leases.get(route.node_id) != route.incarnation:
             return None, sandbox
         node = self._nodes.get(route.node_id)
-        if state == SandboxState.LIVE and (node is None or node.state not in (NodeState.READY, NodeState.CORDONED)):
+        if state == SandboxState.LIVE and (node is None or node.state not in SERVING):
             return None, sandbox
         expired = self._place_until(route.node_id, route.sandbox_id) <= self._now()
         if state == SandboxState.CREATING and expired:
@@ -197,7 +200,21 @@ class MemorySteps(MemoryState):
         self._busy[route.sandbox_id].pop(op_id, None)
         op.state, op.outcome, op.finished_ms, op.reply = "closed", code, self._now(), payload
         self._send(op.record.reply_to, op_id, payload)
+        if op.job:
+            self._end_output(op_id, code)
         self._settle(route)
+
+    def _end_output(self, stream: str, outcome: str) -> None:
+        """The last entry of an output stream; one that has ended stays as it is."""
+        if not stream:
+            return
+        entries = self._outputs.get(stream) or []
+        if entries and entries[-1].end is not None:
+            return
+        last = entries[-1] if entries else Output(0, 0)
+        end = Output(last.out_at + len(last.out), last.err_at + len(last.err), end=outcome)
+        self._outputs.put(stream, [*entries, end], OUTPUT_KEPT_MS)
+        self._arrived.notify_all()
 
     def _close_not_started(self, op_id: str, op: Op, reason: str) -> None:
         self._close_op(op_id, op, "not_started", f"the operation never began: {reason}", reason=reason)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sandfleet.checkpoints import Restoration
 from sandfleet.errors import Busy, LeaseLost
 from sandfleet.ids import Identity, sandbox_id_candidates
 from sandfleet.model import NodeState, SandboxSpec, SandboxState
@@ -83,7 +84,7 @@ class MemoryThreads(MemorySteps, Store):
                     return Reserved("live", old.route)
                 return Reserved("creating", old.route)
             thread = self._threads.get(digest)
-            if thread is None and self._recovering_until > now:
+            if (thread is None or not thread.epoch) and self._recovering_until > now:
                 return Reserved("recovering")
             if from_line and not (digest in self._in_line and self._awaited(digest)):
                 self._leave_line(digest)
@@ -168,12 +169,18 @@ class MemoryThreads(MemorySteps, Store):
         now, digest, sandbox_id = self._now(), identity.digest, route.sandbox_id
         before = self._sandboxes.get(sandbox_id)
         created = before.created_ms if before else now - age_ms
-        self._threads.put(digest, Thread(sandbox_id, data_id, route.epoch), KEEP_MS)
+        thread = self._threads.get(digest)
+        # The data of a thread that has some moves with `created`.
+        stays = state == SandboxState.CREATING and thread is not None and thread.data_id is not None
+        home = thread.data_id if stays and thread is not None else data_id
+        self._threads.put(digest, Thread(sandbox_id, home, route.epoch), KEEP_MS)
         self._ids.put(sandbox_id, digest, KEEP_MS)
-        sandbox = Sandbox(digest, identity.thread_id, identity.user_id, spec.backend, state, route, created, now)
+        sandbox = Sandbox(
+            digest, identity.thread_id, identity.user_id, spec.backend, state, route, created, now, data_id
+        )
         self._sandboxes.put(sandbox_id, sandbox, KEEP_MS)
 
-    def created(self, route: Route) -> bool:
+    def created(self, route: Route, *, restored: Restoration | None = None) -> bool:
         with self._lock:
             sandbox = self._ours(route, SandboxState.CREATING)
             if sandbox is None or self._place_until(route.node_id, route.sandbox_id) <= self._now():
@@ -181,6 +188,9 @@ class MemoryThreads(MemorySteps, Store):
             self._take_place(route.sandbox_id, route.node_id, sandbox.user_id, math.inf)
             self._failing.drop(sandbox.owner)
             sandbox.state, sandbox.used_ms = SandboxState.LIVE, self._now()
+            sandbox.restored = restored
+            if (thread := self._threads.get(sandbox.owner)) is not None:
+                thread.data_id = sandbox.data_id
             if not self._grant_waiters(sandbox.owner, route, new=True):
                 self._warm[route.node_id][route.sandbox_id] = self._now()
                 self._kick()

@@ -10,14 +10,26 @@ from sandfleet.store.redis_line import LineMixin
 from sandfleet.store.redis_nodes import NodesMixin
 from sandfleet.store.redis_ops import OpsMixin
 from sandfleet.store.redis_replies import Readers, RepliesMixin
+from sandfleet.store.redis_returning import ReturningMixin
 from sandfleet.store.redis_sandboxes import SandboxesMixin
+from sandfleet.store.redis_streams import StreamsMixin
 
 __all__ = ["RedisStore"]
 
 MIB = 1024 * 1024
 
 
-class RedisStore(NodesMixin, SandboxesMixin, BlanksMixin, LineMixin, OpsMixin, RepliesMixin, CollectingMixin):
+class RedisStore(
+    NodesMixin,
+    SandboxesMixin,
+    BlanksMixin,
+    LineMixin,
+    OpsMixin,
+    ReturningMixin,
+    RepliesMixin,
+    StreamsMixin,
+    CollectingMixin,
+):
     """Shared state in one Redis or Valkey server, 6.2 or newer.
 
     Connects on first use, is safe for threads and makes its connections anew after a fork.
@@ -42,8 +54,13 @@ class RedisStore(NodesMixin, SandboxesMixin, BlanksMixin, LineMixin, OpsMixin, R
         self._keys = Keys(prefix)
         self._link = Link(url, prefix=prefix, name=name)
         self._readers = Readers(url)
+        self._link.on_move = self._readers.reconnect
         self._blob_client_limit = blob_client_bytes
         self._blob_fleet_limit = blob_fleet_bytes
+
+    @property
+    def moves(self) -> int:
+        return self._link.moves
 
     def close(self) -> None:
         self._readers.close()

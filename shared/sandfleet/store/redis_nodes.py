@@ -26,9 +26,10 @@ class NodesMixin(Store):
         seconds, micros = self._link.command("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 
-    def announce(self, node: NodeRecord, *, lease_s: float, again: bool = False) -> int:
+    def announce(self, node: NodeRecord, *, lease_s: float, again: bool = False, take_over: bool = False) -> int:
+        ended = node.data_id if take_over else ""
         now, status, *rest = self._link.run(
-            _ANNOUNCE, node.node_id, node.incarnation, ms_of(lease_s), int(again), *_node_fields(node)
+            _ANNOUNCE, node.node_id, node.incarnation, ms_of(lease_s), int(again), ended, *_node_fields(node)
         )
         if status == "in_use":
             raise NodeIdInUse(
@@ -52,9 +53,16 @@ class NodesMixin(Store):
         return Renewal(int(now), NodeState(rest[0]), known=True)
 
     def set_node_state(
-        self, node_id: str, state: NodeState, *, incarnation: str | None = None, reason: str = ""
+        self,
+        node_id: str,
+        state: NodeState,
+        *,
+        incarnation: str | None = None,
+        reason: str = "",
+        lease_s: float | None = None,
     ) -> bool:
-        return bool(self._link.run(_SET_STATE, node_id, str(state), incarnation or "", reason))
+        lasts_ms = 0 if lease_s is None else ms_of(lease_s)
+        return bool(self._link.run(_SET_STATE, node_id, str(state), incarnation or "", reason, lasts_ms))
 
     def nodes(self) -> list[NodeView]:
         return sorted((node_view(row) for row in self._link.run(_NODES)), key=lambda n: n.node_id)

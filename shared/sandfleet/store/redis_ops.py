@@ -61,10 +61,11 @@ class OpsMixin(Store):
         reply: str,
         keep_s: float = 60.0,
         only_recorded: bool = False,
+        stream: str = "",
     ) -> bool:
         check_reply(reply)
         node, incarnation = route.node_id, route.incarnation
-        args = (op_id, node, incarnation, outcome, reply, ms_of(keep_s), int(only_recorded))
+        args = (op_id, node, incarnation, outcome, reply, ms_of(keep_s), int(only_recorded), stream)
         return bool(self._link.run(_FINISH, *args))
 
     def cancel(self, op_id: str) -> OpView | None:

@@ -138,13 +138,31 @@ class Readers:
         self._open: dict[str, Any] = {}
 
     def read(self, client: str, key: str, cursor: str, block_s: float) -> list[Reply]:
-        """Entries after ``cursor``. The wait is sliced, so that neither a close nor a dead network is slept through."""
+        """The replies after ``cursor``."""
+        return [_reply(entry) for entry in self.entries(client, key, cursor, block_s)]
+
+    def entries(
+        self, reader: str, key: str, cursor: str, block_s: float, *, count: int = _PAGE, decode: bool = True
+    ) -> list[Any]:
+        """Entries after ``cursor`` as Redis gives them. The wait is sliced, so that neither a close nor a dead network
+        is slept through."""
         until = time.monotonic() + block_s
         while True:
             wait_ms = min(_SLICE_MS, int((until - time.monotonic()) * 1000))
-            found = self._read_once(client, key, cursor, wait_ms)
+            found = self._read_once(reader, key, cursor, wait_ms, count, decode)
             if found or wait_ms < _SLICE_MS or self._closed.is_set():
                 return found
+            with self._lock:
+                if reader not in self._open:
+                    return []
+
+    def wake(self, reader: str) -> None:
+        """End a read of this reader, if one waits: it gets no entries. Its connection is closed."""
+        with self._lock:
+            conn = self._open.pop(reader, None)
+        if conn is not None:
+            _wake(conn)
+            conn.disconnect()
 
     def drop(self, client: str) -> None:
         """Forget a client's connection."""
@@ -152,6 +170,13 @@ class Readers:
             conn = self._open.pop(client, None)
         if conn is not None:
             conn.disconnect()
+
+    def reconnect(self) -> None:
+        """Redis is another server now: whoever reads goes on there."""
+        with self._lock:
+            readers = list(self._open)
+        for reader in readers:
+            self.wake(reader)
 
     def close(self) -> None:
         """Wake every reader; it gets no entries, and later reads raise."""
@@ -161,18 +186,20 @@ class Readers:
         for conn in conns:
             _wake(conn)
 
-    def _read_once(self, client: str, key: str, cursor: str, wait_ms: int) -> list[Reply]:
+    def _read_once(self, client: str, key: str, cursor: str, wait_ms: int, count: int, decode: bool) -> list[Any]:
         conn = self._connection(client)
         # BLOCK 0 would wait for ever: no block at all is what a caller without time means.
         block = ("BLOCK", wait_ms) if wait_ms > 0 else ()
         try:
-            conn.send_command("XREAD", "COUNT", _PAGE, *block, "STREAMS", key, cursor, check_health=False)
-            answer = conn.read_response(timeout=max(wait_ms, 0) / 1000 + _MARGIN_S)
+            conn.send_command("XREAD", "COUNT", count, *block, "STREAMS", key, cursor, check_health=False)
+            answer = conn.read_response(disable_decoding=not decode, timeout=max(wait_ms, 0) / 1000 + _MARGIN_S)
         except redis.ResponseError as exc:
             raise translate(exc, self._url) from exc
         except (redis.RedisError, ValueError, AttributeError, OSError) as exc:
+            with self._lock:
+                woken = self._open.get(client) is not conn
             self.drop(client)
-            if self._closed.is_set():
+            if woken or self._closed.is_set():
                 return []
             if isinstance(exc, redis.RedisError):
                 raise translate(exc, self._url) from exc
@@ -180,8 +207,7 @@ class Readers:
         except BaseException:
             self.drop(client)
             raise
-        entries = next(iter(answer.values())) if isinstance(answer, dict) and answer else []
-        return [_reply(entry) for entry in entries]
+        return list(next(iter(answer.values()))) if isinstance(answer, dict) and answer else []
 
     def _connection(self, client: str) -> Any:
         if self._pid != os.getpid():

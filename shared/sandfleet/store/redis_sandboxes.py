@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from sandfleet.checkpoints import Restoration
 from sandfleet.errors import Busy, LeaseLost
 from sandfleet.ids import Identity, sandbox_id_candidates
 from sandfleet.model import SandboxInfo, SandboxSpec
@@ -93,8 +94,9 @@ class SandboxesMixin(Store):
         blank = rest[1] if status == "reserved" else ""
         return Reserved(status, parse_route(rest[0]) if rest else None, blank=blank)
 
-    def created(self, route: Route) -> bool:
-        return bool(self._link.run(_CREATED, route.sandbox_id, route.node_id, route_text(route)))
+    def created(self, route: Route, *, restored: Restoration | None = None) -> bool:
+        told = json.dumps(restored.to_wire(), separators=(",", ":")) if restored is not None else ""
+        return bool(self._link.run(_CREATED, route.sandbox_id, route.node_id, route_text(route), told))
 
     def create_failed(self, route: Route, error: Mapping[str, Any]) -> bool:
         code = str(error.get("code", ""))

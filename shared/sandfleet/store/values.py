@@ -165,7 +165,8 @@ class OpRecord:
     """An operation as it is recorded before it is published.
 
     ``expect`` says what the sandbox must be for the record to be taken: ``live`` (operations),
-    ``creating`` (node.create) or ``stopping`` (node.destroy). ``start_by_ms`` and ``deadline_ms``
+    ``creating`` (node.create) or ``stopping`` (node.destroy); ``node`` asks nothing of it: such an operation is the
+    node's own, without effect, and names no sandbox that is there. ``start_by_ms`` and ``deadline_ms``
     are absolute store time, at most two days ahead (beyond, the deadline is taken as that); the record,
     its busy mark and its reply are dropped some time after the deadline. A ``reply_to`` that starts with
     "!" wants errors only: its successes are told in another way (`wants_errors_only`).
@@ -193,7 +194,8 @@ class Recorded:
     belongs to another op · moved: the route is stale, ``route`` is the current one ·
     not_found: no such sandbox, or not this owner's · lost · stopping · creating: the sandbox's
     state does not serve · live: ``expect`` was creating or stopping, and it is live on this very route ·
-    node_down: its node's lease lapsed · draining · busy: the node's inflight bound is reached.
+    node_down: its node's lease lapsed · draining · away: its node is expected back · busy: the node's inflight
+    bound is reached.
     """
 
     status: str
@@ -237,7 +239,8 @@ class Reply:
 class OpView:
     """An op record as ``sandfleet ops`` and late readers see it.
 
-    ``state``: recorded, claimed, done, closed. ``outcome``: "", ok, or an error code.
+    ``state``: recorded, claimed, done, closed. ``outcome``: "", ok, or an error code. ``job``: it is a background job
+    that has begun to run. ``owner``: the digest of whose it is.
     """
 
     op_id: str
@@ -254,3 +257,5 @@ class OpView:
     deadline_ms: int
     reply: str | None = None
     reply_to: str = ""
+    job: bool = False
+    owner: str = ""

@@ -33,6 +33,7 @@ from sandfleet.batch import Batches
 from sandfleet.blobs import MAX_BLOB_BYTES
 from sandfleet.errors import (
     FileTooLarge,
+    NotSupported,
     OutcomeUnknown,
     PathNotFound,
     SandboxLost,
@@ -127,6 +128,9 @@ class MockConnection(Connection):
 
     def _execute(self, op: Operation, done: Done) -> None:
         args = op.args
+        if asked := [name for name in ("background", "stdin_open", "pty") if args.get(name)]:
+            done(Completion(error=NotSupported(f"the mock backend has no {asked[0]}=", argument=asked[0])))
+            return
         command = args.get("command")
         if command is None:
             command = " ".join(args.get("argv") or ())

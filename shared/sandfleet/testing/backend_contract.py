@@ -24,13 +24,15 @@ import pytest
 
 from sandfleet.backends import Capability, Completion, Connection, Liveness, SandboxBackend
 from sandfleet.errors import NotStarted, OutcomeUnknown, SandboxLost
+from sandfleet.testing.backend_jobs import JobContract
+from sandfleet.testing.backend_survival import SurvivalContract
 from sandfleet.testing.backend_texts import TextContract
 from sandfleet.testing.backend_world import World, wait_for
 
 __all__ = ["BackendContract"]
 
 
-class BackendContract(TextContract):
+class BackendContract(TextContract, SurvivalContract, JobContract):
     """The suite. Override `make_backend`, and `teach` or `end_sandbox` where the backend needs them."""
 
     def make_backend(self, root: Path, on_death: Callable[[str, str], None]) -> SandboxBackend:

@@ -22,15 +22,15 @@ class World:
     def __init__(self, backend: SandboxBackend, root: Path, deaths: list[tuple[str, str]]) -> None:
         self.backend = backend
         self.deaths = deaths
-        self._root = root
+        self.root = root
 
     def plan(self, thread_id: str | None = None) -> SandboxPlan:
         """The plan of a thread's sandbox (a fresh thread's if none is named), its directory made."""
         identity = Identity(thread_id) if thread_id else Identity.anonymous()
-        user_data = self._root / "threads" / identity.thread_id / "user-data"
+        user_data = self.root / "threads" / identity.thread_id / "user-data"
         for name in ("workspace", "uploads", "outputs"):
             (user_data / name).mkdir(parents=True, exist_ok=True)
-        run_dir = self._root / "run" / identity.digest[:12]
+        run_dir = self.root / "run" / identity.digest[:12]
         return SandboxPlan(identity.digest[:12], identity, 1, user_data, run_dir)
 
     @staticmethod

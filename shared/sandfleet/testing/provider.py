@@ -8,11 +8,11 @@ import tempfile
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sandfleet.backends import Completion, Operation, SandboxPlan
+from sandfleet.backends import Completion, Connection, Operation, SandboxPlan
 from sandfleet.client import Answer, Call, Target
 from sandfleet.config import Settings
 from sandfleet.errors import SandboxLost, SandboxNotFound
@@ -23,6 +23,7 @@ from sandfleet.provider import SandboxProvider, list_type
 from sandfleet.steps import Do, Steps
 from sandfleet.store.base import Route
 from sandfleet.testing.backend import MockBackend
+from sandfleet.testing.jobs import MockJobs
 
 __all__ = ["MockSandboxProvider"]
 
@@ -47,12 +48,19 @@ class MockSandboxProvider(SandboxProvider):
     def __init__(self, *, factory: Callable[[], MockBackend] = MockBackend) -> None:
         super().__init__(Settings(backend="mock"))
         self.backend = factory()
-        self._local = _InProcess(self.backend)
+        self._local = _InProcess(self.backend, self.settings)
 
     def _client(self) -> Any:
         return self._local
 
-    def _acquire(self, thread_id: str | None, user_id: str | None, timeout_s: float | None, on_lost: str) -> Steps[str]:
+    def _acquire(
+        self,
+        thread_id: str | None,
+        user_id: str | None,
+        timeout_s: float | None,
+        on_lost: str,
+        restore: Mapping[str, Any] | None = None,
+    ) -> Steps[str]:
         identity = Identity.anonymous(user_id) if thread_id is None else Identity(thread_id, user_id)
         route: Route = yield Do(lambda: self._local.acquire(identity))
         self._remember(identity, route)
@@ -85,12 +93,14 @@ class _InProcess:
 
     id = "in-process"
 
-    def __init__(self, backend: MockBackend) -> None:
+    def __init__(self, backend: MockBackend, settings: Settings) -> None:
         self._backend = backend
         self._sandboxes: dict[str, SandboxInfo] = {}
         self._epochs = itertools.count(1)
         self._root = Path(tempfile.mkdtemp(prefix="sandfleet-mock-"))
         self._remove = weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
+        self.settings = settings
+        self.store = MockJobs()
         #: How often each sandbox was acquired and not yet released.
         self.holds: Counter[str] = Counter()
 
@@ -149,6 +159,13 @@ class _InProcess:
     def list(self) -> list_type[SandboxInfo]:
         return [self._sandboxes[sandbox_id] for sandbox_id in sorted(self._sandboxes)]
 
+    def _perform(self, connection: Connection, sandbox_id: str, operation: Operation) -> Completion:
+        if self.store.answers(operation.kind):
+            return Completion(self.store.answer(connection, sandbox_id, operation))
+        if operation.kind == "execute_command":
+            return self.store.run(connection, sandbox_id, operation)
+        return connection.perform(operation, timeout_s=3600.0)
+
     def call(self, target: Target, call: Call) -> Steps[Answer]:
         op_id = check_op_id(call.op_id) if call.op_id is not None else new_op_id()
         args = parse_args(call.kind, call.args).model_dump(exclude_unset=True)
@@ -160,7 +177,7 @@ class _InProcess:
         began = time.monotonic()
         operation = Operation(op_id, call.kind, args, call.content)
         connection = self._backend.connection(target.sandbox_id)
-        completion: Completion = yield Do(lambda: connection.perform(operation, timeout_s=3600.0))
+        completion: Completion = yield Do(lambda: self._perform(connection, target.sandbox_id, operation))
         if completion.error is not None:
             raise completion.error
         took_ms = (time.monotonic() - began) * 1000

@@ -49,7 +49,11 @@ class HostBackend(LocalBackend):
     """Sandboxes that are directories of the node. File operations stay inside; commands do not."""
 
     name: ClassVar[str] = "host"
-    capabilities: ClassVar[frozenset[Capability]] = LocalBackend.capabilities - {Capability.PROCESS_ISOLATION}
+    capabilities: ClassVar[frozenset[Capability]] = LocalBackend.capabilities - {
+        Capability.PROCESS_ISOLATION,
+        Capability.JOBS,
+        Capability.PTY,
+    }
     isolation: ClassVar[str] = "none (host mode: commands are ordinary processes of this machine)"
 
     def __init__(self, settings: Any, on_death: Callable[[str, str], None], waiter: Waiter | None = None) -> None:

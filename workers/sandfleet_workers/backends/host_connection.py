@@ -14,6 +14,7 @@ from sandfleet.ops import OPS
 from sandfleet_workers.backends import host_guard
 from sandfleet_workers.backends.host_paths import HOME, PathMap
 from sandfleet_workers.endpoint import EndpointConnection
+from sandfleet_workers.jobless import refuse_jobs
 
 __all__ = ["REFUSAL", "HostConnection"]
 
@@ -51,6 +52,7 @@ class HostConnection(EndpointConnection):
             super().start(op, done)
             return
         try:
+            refuse_jobs(op, "in host mode its output could not be masked while it comes")
             if op.kind == "execute_command":
                 op = replace(op, args=self._command(op.args))
             else:

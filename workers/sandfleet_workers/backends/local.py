@@ -107,8 +107,6 @@ class LocalBackend(SandboxBackend):
     name: ClassVar[str] = "local"
     capabilities: ClassVar[frozenset[Capability]] = frozenset(Capability) - {
         Capability.SURVIVES_NODE,
-        Capability.JOBS,
-        Capability.PTY,
         Capability.BLANKS,
     }
     isolation: ClassVar[str] = "namespaces (shares the host kernel)"

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple, Union
 
     Json = Dict[str, Any]
+    Fds = Dict[int, Union[int, str]]
     Handler = Callable[["Request"], None]
 else:
     # What CPython makes its public modules of. Those bring `enum`, `re`, `typing` and OpenSSL along: 7 MB in
@@ -53,7 +54,7 @@ else:
         except ImportError:
             continue
 
-VERSION = "1.0.0"
+VERSION = "1.1.0"
 MIB = 1024 * 1024
 READ_SIZE = 65536
 LIMITS: Dict[str, int] = {
@@ -66,7 +67,8 @@ LIMITS: Dict[str, int] = {
     "max_timeout_s": 86400,
     "max_output_bytes": 64 * MIB,
     "keep_ops": 1000,
-    "keep_s": 600,
+    "keep_changes": 1000,
+    "keep_s": 3600,
     "keep_bytes": 16 * MIB,
     "max_json_bytes": 96 * MIB,
     "max_inflight_bytes": 256 * MIB,
@@ -84,6 +86,11 @@ SCRIPT_LIMIT = 120 * 1024  # The kernel refuses a single argument of 128 KiB.
 DIGEST_LIMIT = 128 * 1024
 QUIET_S, DRAIN_S = 0.05, 0.2
 SESSION_GRACE_S = 1.0
+NOTE_LIMIT, ANSWER_LIMIT = 4096, 2048  # bytes
+TRACES, REFUSALS, TRACE_S = 16384, 4096, 3600
+WINDOW_LIMIT = 4 * MIB
+SETTLED = 64 * 1024  # A follower with that much to read is not kept waiting for more.
+PROCESSES = 1000
 KILLED = 128 + signal.SIGKILL
 IGNORE = (
     ".git", ".svn", ".hg", ".bzr", "node_modules", "__pycache__", ".venv", "venv", ".env", "env", ".tox",
@@ -108,7 +115,8 @@ STATUS_OF = {
     "permission_denied": 403, "read_only": 403, "already_exists": 409, "no_space": 507,
     "file_too_large": 413, "not_regular_file": 400, "invalid_pattern": 400, "no_match": 409,
     "ambiguous_match": 409, "digest_mismatch": 409, "session_not_found": 404, "session_busy": 409,
-    "session_lost": 410, "op_not_found": 404, "op_exists": 409, "too_busy": 503,
+    "session_lost": 410, "op_not_found": 404, "op_exists": 409, "op_refused": 409, "op_forgotten": 410,
+    "too_busy": 503, "not_supported": 501,
     "search_timeout": 504, "binary_file": 415, "resource_limit": 503, "internal": 500,
 }  # fmt: skip
 CODE_OF_ERRNO = {
@@ -496,14 +504,16 @@ class Writer:
 class Stream:
     """What a command wrote: the first and the last half of ``cap`` bytes; the middle is dropped as it comes.
 
-    A reader that keeps up through `since` still sees every byte, because the last half is a window.
+    A reader that keeps up through `since` still sees every byte, because the last half is a window, of ``window``
+    bytes at least.
     """
 
-    __slots__ = ("head", "head_cap", "tail", "tail_cap", "total")
+    __slots__ = ("head", "head_cap", "tail", "tail_cap", "total", "window")
 
-    def __init__(self, cap: int) -> None:
+    def __init__(self, cap: int, window: int = 0) -> None:
         self.tail_cap = cap // 2
         self.head_cap = cap - self.tail_cap
+        self.window = max(self.tail_cap, window)
         self.head, self.tail = bytearray(), bytearray()
         self.total = 0
 
@@ -515,14 +525,18 @@ class Stream:
             data = data[room:]
         if data:
             self.tail += data
-            if len(self.tail) > self.tail_cap + max(self.tail_cap, READ_SIZE):
-                del self.tail[: len(self.tail) - self.tail_cap]
+            if len(self.tail) > self.window + max(self.window, READ_SIZE):
+                del self.tail[: len(self.tail) - self.window]
 
-    def _tail(self) -> bytearray:
-        extra = len(self.tail) - self.tail_cap
+    def _window(self) -> bytearray:
+        extra = len(self.tail) - self.window
         if extra > 0:
             del self.tail[:extra]
         return self.tail
+
+    def _tail(self) -> bytearray:
+        tail = self._window()
+        return tail if len(tail) <= self.tail_cap else tail[len(tail) - self.tail_cap :]
 
     @property
     def discarded(self) -> int:
@@ -534,7 +548,7 @@ class Stream:
 
     def since(self, offset: int, limit: int) -> Tuple[bytes, int, int]:
         """Up to ``limit`` bytes from ``offset``: the bytes, where they start, how many before were lost."""
-        head, tail = self.head, self._tail()
+        head, tail = self.head, self._window()
         tail_at = self.total - len(tail)
         skipped = 0
         if offset < len(head):
@@ -551,7 +565,7 @@ class Stream:
         return b"".join((self.head, self._tail()))
 
     def shown(self, encoding: str) -> Optional[str]:
-        if encoding == "raw":
+        if encoding in ("raw", "none"):
             return None
         if encoding == "base64":
             return to_base64(bytes(self.head) + self._tail())
@@ -565,10 +579,15 @@ class Stream:
 class Op:
     """One command, running or remembered. ``key`` tells a repeated op_id from a reused one."""
 
-    def __init__(self, op_id: str, key: int, command: str, cap: int, session: Optional[Session]) -> None:
+    def __init__(self, op_id: str, key: int, command: str, cap: int, session: Optional[Session], a: Args) -> None:
         self.op_id, self.key, self.command, self.session = op_id, key, command[:1000], session
         self.session_id = session.session_id if session else op_id
-        self.out, self.err = Stream(cap), Stream(cap)
+        window = a.count("window", 0, high=WINDOW_LIMIT)
+        self.out, self.err = Stream(cap, window), Stream(cap, window)
+        self.note, self.background = a.text("note", ""), a.flag("async_mode")
+        if len(self.note.encode("utf-8")) > NOTE_LIMIT:
+            raise ApiError("invalid_argument", "a note has %d bytes at most" % NOTE_LIMIT, argument="note")
+        self.tty: Optional[int] = None
         self.status = "running"
         self.pid = 0
         self.exit_code: Optional[int] = None
@@ -607,10 +626,12 @@ class Op:
 
     def brief(self) -> Json:
         return {
-            "op_id": self.op_id, "session_id": self.session_id, "status": self.status,
+            "op_id": self.op_id, "kind": "command", "running": self.status == "running", "note": self.note,
+            "session_id": self.session_id, "status": self.status, "background": self.background,
             "command": self.command[:200], "pid": self.pid, "started_at": self.started_at,
             "duration_s": self.duration_s or time.monotonic() - self.started, "exit_code": self.exit_code,
-            "cancelled": self.cancelled, "timed_out": self.timed_out,
+            "signal": self.signal, "cancelled": self.cancelled, "timed_out": self.timed_out,
+            "stdout_bytes": self.out.total, "stderr_bytes": self.err.total,
         }  # fmt: skip
 
 
@@ -770,14 +791,54 @@ def plain_argv(command: str, env: Dict[str, str]) -> Optional[List[str]]:
     return None if name in SHELL_WORDS or "BASH_ENV" in env else argv
 
 
-def spawn(program: str, argv: List[str], env: Dict[str, str], fds: Dict[int, int]) -> int:
-    """Start a process in its own session with exactly the descriptors ``fds`` (target -> ours)."""
-    actions = [(os.POSIX_SPAWN_DUP2, fds[target], target) for target in sorted(fds)]
+def spawn(program: str, argv: List[str], env: Dict[str, str], fds: Fds) -> int:
+    """Start a process in its own session with exactly the descriptors ``fds`` (target -> ours).
+
+    In place of ours there may be a terminal's path: the process opens it, and the first one becomes its controlling
+    terminal.
+    """
+    actions: List[Tuple[Any, ...]] = []
+    for target, ours in sorted(fds.items()):
+        if isinstance(ours, str):
+            actions.append((os.POSIX_SPAWN_OPEN, target, ours, os.O_RDWR, 0))
+        else:
+            actions.append((os.POSIX_SPAWN_DUP2, ours, target))
     options: Json = {"file_actions": actions, "setsigmask": (), "setsigdef": SIGNALS_TO_RESET}
     try:
         return os.posix_spawn(program, argv, env, setsid=True, **options)
     except NotImplementedError:
         return os.posix_spawn(program, argv, env, setpgroup=0, **options)
+
+
+def open_terminal(rows: int, cols: int) -> Tuple[int, int, str]:
+    """A new terminal: its two ends, and the path of the one that a program uses."""
+    try:
+        master, slave = os.openpty()
+    except OSError as exc:
+        if exc.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise ApiError("not_supported", "the sandbox has no terminals: " + os.strerror(exc.errno or 0)) from None
+    try:
+        set_size(master, rows, cols)
+        return master, slave, os.ttyname(slave)
+    except BaseException:
+        os.close(master)
+        os.close(slave)
+        raise
+
+
+def set_size(terminal: int, rows: int, cols: int) -> None:
+    """Tell a terminal its size; the kernel tells who runs there."""
+    import fcntl  # noqa: PLC0415 - few sandboxes have terminals
+    import termios  # noqa: PLC0415
+
+    sizes = b"".join(size.to_bytes(2, sys.byteorder) for size in (rows, cols, 0, 0))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, sizes)
+
+
+def size_asked(a: Args) -> Tuple[int, int]:
+    """Rows and columns of a terminal."""
+    return a.count("rows", low=1, high=10000), a.count("cols", low=1, high=10000)
 
 
 def script_file(text: str) -> int:
@@ -806,11 +867,144 @@ def oom_kills() -> int:
     return 0
 
 
+class Traces:
+    """Which effects there have been: nothing but that, in 12 bytes each, of the last ``most``.
+
+    ``lost_at`` is when the latest of those ended that have left not even a trace.
+    """
+
+    ROW = 12
+
+    def __init__(self, most: int) -> None:
+        self.most, self.at, self.lost_at = most, 0, float("-inf")
+        self.rows = bytearray()
+
+    @staticmethod
+    def _mark(op_id: str) -> bytes:
+        return hash(op_id).to_bytes(8, "little", signed=True)
+
+    def add(self, op_id: str, when: float) -> None:
+        row = self._mark(op_id) + int(when).to_bytes(4, "little")
+        if len(self.rows) < self.most * self.ROW:
+            self.rows += row
+            return
+        self.lost_at = max(self.lost_at, int.from_bytes(self.rows[self.at + 8 : self.at + self.ROW], "little"))
+        self.rows[self.at : self.at + self.ROW] = row
+        self.at = (self.at + self.ROW) % len(self.rows)
+
+    def ended(self, op_id: str, when: float) -> None:
+        """Nothing else is remembered of it, or of the batch that it was a part of."""
+        for name in {op_id, whole(op_id)}:
+            self.add(name, when)
+
+    def __contains__(self, op_id: str) -> bool:
+        mark = self._mark(op_id)
+        at = self.rows.find(mark)
+        while at >= 0 and at % self.ROW:
+            at = self.rows.find(mark, at + 1)
+        return at >= 0
+
+
+def whole(op_id: str) -> str:
+    """The batch that an op id of the form ``batch.3`` is a part of; otherwise the op id itself."""
+    head, _, tail = op_id.rpartition(".")
+    return head if head and tail.isdigit() else op_id
+
+
+class Change:
+    """Whatever changes something and is no command, by its op id; with what it was answered once it is over."""
+
+    __slots__ = ("body", "key", "op_id", "status", "waiters", "when")
+
+    def __init__(self, op_id: str, key: int) -> None:
+        self.op_id, self.key = op_id, key
+        self.status, self.body, self.when = 0, b"", 0.0
+        self.waiters: List[Request] = []
+
+    def end(self, status: int, body: bytes) -> None:
+        """Keep the answer, and give it to whoever repeated the request meanwhile."""
+        if len(body) > ANSWER_LIMIT:
+            answer = from_json(body)
+            if status == 200:
+                answer["data"] = {k: v for k, v in answer["data"].items() if k not in ("path", "to", "target")}
+            else:
+                answer["error"]["facts"] = {}
+            body = to_json(answer)
+        self.status, self.body, self.when = status, body, time.monotonic()
+        waiters, self.waiters = self.waiters, []
+        for request in waiters:
+            request.raw(status, body)
+
+    def brief(self) -> Json:
+        return {"op_id": self.op_id, "kind": "change", "running": not self.status, "note": ""}
+
+
+class Changes:
+    """Each change under its op id, so that it is made once; and the op ids that must not begin any more."""
+
+    def __init__(self, limits: Dict[str, int]) -> None:
+        self.limits = limits
+        self.known: OrderedDict[str, Change] = OrderedDict()
+        self.past, self.refused = Traces(TRACES), Traces(REFUSALS)
+
+    def check(self, op_id: str) -> None:
+        """Fail if somebody was told that this has not begun."""
+        if self.refused.rows and (op_id in self.refused or whole(op_id) in self.refused):
+            raise ApiError("op_refused", "this operation was given up before it came", op_id=op_id)
+
+    def repeats(self, request: Request, op_id: str) -> bool:
+        """Whether this came before: then it gets the answer that the first one gets. Otherwise it is the first."""
+        self.check(op_id)
+        key = hash((request.path, request.query, len(request.body), bytes(request.body[:4096])))
+        change = self.known.get(op_id)
+        if change is None:
+            self.forget(1)
+            self.known[op_id] = request.change = Change(op_id, key)
+            return False
+        if change.key != key:
+            raise ApiError("op_exists", "another operation has this op_id", op_id=op_id)
+        self.answer(request, change)
+        return True
+
+    @staticmethod
+    def answer(request: Request, change: Change) -> None:
+        """Tell how a change ended, as soon as it has."""
+        if change.status:
+            request.raw(change.status, change.body)
+        else:
+            change.waiters.append(request)
+
+    def forget(self, room: int = 0) -> None:
+        """Drop answers over age and number. What runs stays: no more than helpers there are."""
+        oldest, most = time.monotonic() - self.limits["keep_s"], self.limits["keep_changes"] - room
+        for op_id, change in list(self.known.items()) if self._is_due(oldest, most) else ():
+            if not change.status:
+                continue
+            if change.when > oldest and len(self.known) <= most:
+                break
+            del self.known[op_id]
+            self.past.ended(op_id, change.when)
+
+    def _is_due(self, oldest: float, most: int) -> bool:
+        first = next(iter(self.known.values()), None)
+        return first is not None and (len(self.known) > most or not first.status or first.when <= oldest)
+
+    def refuse(self, op_id: str, begun: bool) -> ApiError:
+        """What to say of an op id that is not remembered; unless it has ``begun`` (a part of it), it never will."""
+        if op_id in self.refused or whole(op_id) in self.refused:
+            pass
+        elif begun or op_id in self.past or time.monotonic() - self.past.lost_at < TRACE_S:
+            return ApiError("op_forgotten", "it is not known any more how this ended", op_id=op_id)
+        else:
+            self.refused.add(op_id, 0.0)
+        return ApiError("op_refused", "this has not begun, and will not", op_id=op_id)
+
+
 class Commands:
     """All running commands, the remembered ones and the shells."""
 
-    def __init__(self, loop: Loop, env: Dict[str, str], cwd: str, limits: Dict[str, int]) -> None:
-        self.loop, self.env, self.cwd, self.limits = loop, env, cwd, limits
+    def __init__(self, loop: Loop, env: Dict[str, str], cwd: str, limits: Dict[str, int], past: Traces) -> None:
+        self.loop, self.env, self.cwd, self.limits, self.past = loop, env, cwd, limits, past
         self.oom_kills = oom_kills()
         self.ops: Dict[str, Op] = {}
         self.done: OrderedDict[str, Tuple[float, Op]] = OrderedDict()
@@ -837,13 +1031,14 @@ class Commands:
             raise ApiError("invalid_argument", "exactly one of command and argv", argument="command")
         if "\0" in (command or "") or any("\0" in part for part in argv or ()):
             raise ApiError("invalid_argument", "NUL in a command", argument="command")
-        env = overlay(self.env, a.table("env"))
+        size = size_asked(Args(a.table("pty"))) if a.body.get("pty") is not None else None
+        env = overlay({"TERM": "xterm-256color", **self.env} if size else self.env, a.table("env"))
         stdin = a.data("stdin")
-        keep_stdin = a.flag("stdin_open")
-        op = Op(op_id, key, command if command is not None else joined(argv), self.cap(a), None)
+        keep_stdin = a.flag("stdin_open") or size is not None
+        op = Op(op_id, key, command if command is not None else joined(argv), self.cap(a), None, a)
         enter(os.path.join(self.cwd, a.text("exec_dir", self.cwd)))
         try:
-            self._launch(op, command, argv, self._shell(a), env, stdin is not None or keep_stdin, combine)
+            self._launch(op, command, argv, self._shell(a), env, stdin is not None or keep_stdin, combine, size)
         finally:
             os.chdir("/")
         self.ops[op_id] = op
@@ -870,29 +1065,43 @@ class Commands:
             raise ApiError("invalid_argument", "shell is sh, bash or an absolute path", argument="shell")
         return str(path)
 
+    def _plumb(self, fds: Fds, ours: List[int], theirs: List[int], with_stdin: bool, combine: bool,
+               size: Optional[Tuple[int, int]]) -> None:  # fmt: skip
+        """Open what a command reads and writes. What is ours: the ends to read from, then the one to write to."""
+        if size is not None:
+            master, slave, path = open_terminal(*size)
+            ours.append(master)
+            theirs.append(slave)
+            fds.update(dict.fromkeys((0, 1, 2), path))
+            ours.append(os.dup(master))  # reading and writing are waited for apart
+            return
+        for target in (1,) if combine else (1, 2):
+            reader, writer = os.pipe2(os.O_CLOEXEC)
+            fds[target] = writer
+            theirs.append(writer)
+            ours.append(reader)
+        fds.setdefault(2, fds[1])
+        if with_stdin:
+            reader, writer = os.pipe2(os.O_CLOEXEC)
+            fds[0] = reader
+            theirs.append(reader)
+            ours.append(writer)
+
     def _launch(self, op: Op, command: Optional[str], argv: List[str], shell: str, env: Dict[str, str],
-                with_stdin: bool, combine: bool) -> None:  # fmt: skip
-        fds: Dict[int, int] = {0: self.null}
+                with_stdin: bool, combine: bool, size: Optional[Tuple[int, int]]) -> None:  # fmt: skip
+        fds: Fds = {0: self.null}
         ours: List[int] = []
         opened: List[int] = []
         try:
-            for target in (1,) if combine else (1, 2):
-                reader, fds[target] = os.pipe2(os.O_CLOEXEC)
-                opened += [fds[target]]
-                ours.append(reader)
-            fds.setdefault(2, fds[1])
-            if with_stdin:
-                fds[0], writer = os.pipe2(os.O_CLOEXEC)
-                opened.append(fds[0])
-                ours.append(writer)
+            self._plumb(fds, ours, opened, with_stdin, combine, size)
             if command is None:
                 self._spawn_argv(op, argv, env, fds)
             elif shell or not self._spawn_plain(op, command, env, fds):
                 shell = shell or self.bash or self.sh
                 argv = [os.path.basename(shell), "-c", command]
                 if len(command) * 4 > SCRIPT_LIMIT and len(command.encode("utf-8", "replace")) > SCRIPT_LIMIT:
-                    fds[9] = script_file(command)
-                    opened.append(fds[9])
+                    script = fds[9] = script_file(command)
+                    opened.append(script)
                     argv = [argv[0], "/dev/fd/9"]
                 op.pid = spawn(shell, argv, env, fds)
         except BaseException:
@@ -907,6 +1116,7 @@ class Commands:
             return
         if with_stdin:
             op.stdin = Writer(self.loop, ours.pop())
+        op.tty = ours[0] if size is not None else None
         for fd, stream in zip(ours, (op.out, op.err)):  # noqa: B905 - Python 3.8
             os.set_blocking(fd, False)
             op.pipes[fd] = stream
@@ -914,7 +1124,7 @@ class Commands:
         self.loop.children[op.pid] = partial(self._exited, op)
 
     @staticmethod
-    def _spawn_plain(op: Op, command: str, env: Dict[str, str], fds: Dict[int, int]) -> bool:
+    def _spawn_plain(op: Op, command: str, env: Dict[str, str], fds: Fds) -> bool:
         """Start a plain command without a shell; false when it needs one, if only to tell what is wrong with it."""
         argv = plain_argv(command, env)
         if argv is None:
@@ -926,7 +1136,7 @@ class Commands:
         return True
 
     @staticmethod
-    def _spawn_argv(op: Op, argv: List[str], env: Dict[str, str], fds: Dict[int, int]) -> None:
+    def _spawn_argv(op: Op, argv: List[str], env: Dict[str, str], fds: Fds) -> None:
         """Start a program without a shell; one that is missing ends the way a shell would report it."""
         try:
             op.pid = spawn(find_program(argv[0], env), argv, env, fds)
@@ -1001,7 +1211,10 @@ class Commands:
             self.loop.cancel(timer)
         for fd in op.pipes:
             self.loop.remove(fd)
-            self._adopt(fd)
+            if fd == op.tty:
+                os.close(fd)  # who is left there is told that the terminal is gone
+            else:
+                self._adopt(fd)
         op.pipes.clear()
         if op.stdin is not None and op.session is None:
             op.stdin.close()
@@ -1057,6 +1270,7 @@ class Commands:
             if when > oldest and len(self.done) <= self.limits["keep_ops"]:
                 break
             del self.done[op_id], self.ops[op_id]
+            self.past.ended(op_id, when)
             self.done_bytes -= op.out.size + op.err.size
         for _when, op in list(self.done.values()):
             if self.done_bytes <= self.limits["keep_bytes"]:
@@ -1075,6 +1289,8 @@ class Commands:
             other.pid == op.pid and other is not op for other in self.ops.values() if other.exited is None
         ):
             return False
+        if op.tty is not None and op.exited is None and sig != signal.SIGKILL:
+            return signal_session(op.pid, sig)  # a shell on a terminal puts each job into a group of its own
         found = send_signal(op.pid, sig, group=True) if op.pid else False
         if sig == signal.SIGKILL and op.pid and op.exited is None:
             found = signal_session(op.pid, sig) or found  # e.g. what `set -m` put into other groups
@@ -1133,7 +1349,7 @@ class Commands:
             enter(os.path.join(self.cwd, cwd or self.cwd))
             session.cwd = os.getcwd()
             argv = ["bash", "--norc", "--noprofile", "-s"] if self.bash else ["sh", "-s"]
-            fds = {0: theirs.fileno(), 1: out_w, 2: err_w, 8: in_r}
+            fds: Fds = {0: theirs.fileno(), 1: out_w, 2: err_w, 8: in_r}
             session.pid = spawn(self.bash or self.sh, argv, overlay(self.env, env), fds)
         except BaseException:
             for fd in (out_r, err_r, in_w):
@@ -1165,7 +1381,7 @@ class Commands:
 
     def start_in(self, session: Session, a: Args, op_id: str, key: int) -> Op:
         """Run one command in a shell."""
-        for name in ("argv", "stdin", "stdin_b64", "combine", "shell"):
+        for name in ("argv", "stdin", "stdin_b64", "combine", "shell", "pty"):
             if a.body.get(name):
                 raise ApiError("invalid_argument", "%s does not go with session_id" % name, argument=name)
         if session.op is not None:
@@ -1174,9 +1390,9 @@ class Commands:
         command = a.text("command")
         if "\0" in command:
             raise ApiError("invalid_argument", "NUL in a command", argument="command")
+        op = Op(op_id, key, command, self.cap(a), session, a)
         script = self._session_script(session, a, command)
         self._discard(session)
-        op = Op(op_id, key, command, self.cap(a), session)
         op.pid, op.stdin = session.pid, session.stdin if self.interactive(a) else None
         session.op = session.last_op = op
         session.count += 1
@@ -1319,12 +1535,21 @@ class Commands:
 
     def _signal_in_session(self, session: Session, op: Op, sig: int) -> bool:
         """Signal what the running command started; a shell that runs builtins for ever goes as a whole."""
-        found = signal_session(session.pid, sig, since=op.ticks, spare=session.pid)
-        if sig == signal.SIGKILL:
-            grace = SESSION_GRACE_S if found else 0.0
-            op.timers.append(self.loop.later(grace, lambda: self.lose(session, "its command did not stop")))
-            return True
-        return found
+
+        def reach() -> bool:
+            return signal_session(session.pid, sig, since=op.ticks, spare=session.pid)
+
+        def give_up_after(grace_s: float) -> None:
+            op.timers.append(self.loop.later(grace_s, lambda: self.lose(session, "its command did not stop")))
+
+        found = reach()
+        if sig != signal.SIGKILL:
+            return found
+        if found:
+            give_up_after(SESSION_GRACE_S)
+        else:  # The shell may be about to start the next program of its command.
+            op.timers.append(self.loop.later(QUIET_S, lambda: give_up_after(SESSION_GRACE_S if reach() else 0.0)))
+        return True
 
     def _session_expire(self, session: Session, op: Op) -> None:
         if session.op is op:
@@ -1953,6 +2178,52 @@ def usage() -> Json:
     }
 
 
+def process_table(top: int, without: Any) -> List[Json]:
+    """What runs below process ``top``, itself first, oldest first, without some; the first `PROCESSES` of it."""
+    rows: Dict[int, Tuple[str, List[bytes]]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open("/proc/%s/stat" % name, "rb") as file:
+                    head, _, rest = file.read().rpartition(b")")
+            except OSError:
+                continue
+            rows[int(name)] = head.partition(b"(")[2].decode("utf-8", "replace"), rest.split()
+    below: Dict[int, List[int]] = {}
+    for pid, (_name, fields) in rows.items():
+        below.setdefault(int(fields[1]), []).append(pid)
+    inside = [top]
+    for pid in inside:
+        inside.extend(below.get(pid, ()))
+    now, ticks, page = time.clock_gettime(time.CLOCK_BOOTTIME), os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    table: List[Json] = []
+    for pid in sorted(set(inside) & set(rows) - set(without), key=lambda pid: (int(rows[pid][1][19]), pid))[:PROCESSES]:
+        name, fields = rows[pid]
+        table.append({
+            "pid": pid, "ppid": int(fields[1]), "state": fields[0].decode(), "command": command_of(pid, name),
+            "cpu_s": (int(fields[11]) + int(fields[12])) / ticks, "memory_bytes": int(fields[21]) * page,
+            "started_s": round(max(0.0, now - int(fields[19]) / ticks), 2), "uid": owner_of(pid),
+        })  # fmt: skip
+    return table
+
+
+def command_of(pid: int, name: str) -> str:
+    """A process' command line, or its name in brackets when it has none; 200 characters at most."""
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            words = file.read(4096).rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        words = ""
+    return (words or "[%s]" % name)[:200]
+
+
+def owner_of(pid: int) -> Optional[int]:
+    try:
+        return os.stat("/proc/%d" % pid).st_uid
+    except OSError:
+        return None
+
+
 def interfaces() -> List[str]:
     """Network interfaces other than loopback: without any there is no traffic to count."""
     with open("/proc/self/net/dev", encoding="ascii", errors="replace") as file:
@@ -2299,7 +2570,7 @@ def grep_files(path: str, a: Args) -> Json:
 class Request:
     """One request and the single answer it gets, now or later."""
 
-    __slots__ = ("body", "conn", "done", "headers", "method", "path", "query", "reserved", "tail")
+    __slots__ = ("body", "change", "conn", "done", "headers", "method", "path", "query", "reserved", "tail")
 
     def __init__(self, conn: Conn, method: str, path: str, query: str, headers: Dict[bytes, bytes]) -> None:
         self.conn, self.method, self.path, self.headers = conn, method, path, headers
@@ -2308,6 +2579,7 @@ class Request:
         self.tail = ""
         self.done = False
         self.reserved = 0
+        self.change: Optional[Change] = None  # what keeps the answer
 
     def args(self) -> Args:
         if not self.body:
@@ -2352,6 +2624,8 @@ class Request:
     def raw(self, status: int, body: bytes) -> None:
         if not self.done:
             self.done = True
+            if self.change is not None:
+                self.change.end(status, body)
             self.conn.answer(self, status, b"Content-Type: application/json\r\n", body, None)
 
     def send_file(self, fd: int, offset: int, length: int, headers: bytes) -> None:
@@ -2643,7 +2917,7 @@ class Upload:
             "path": self.path,
             "size": size_of(target.real),
             "created": target.st is None,
-            "digest": digest,
+            "digest": None if self.append else digest,  # of what was appended it would say nothing about the file
         }
 
     def drop(self) -> None:
@@ -2665,13 +2939,15 @@ class Server:
         self.cwd = config.get("cwd") or "/mnt/user-data/workspace"
         self.loop = Loop()
         env = overlay({"PATH": os.defpath, **os.environ}, config.get("env") or {})
-        self.commands = Commands(self.loop, env, self.cwd, self.limits)
+        self.changes = Changes(self.limits)
+        self.commands = Commands(self.loop, env, self.cwd, self.limits, self.changes.past)
         self.listener = listener
         self.conns: Dict[int, Conn] = {}
         self.uploads: Dict[str, Upload] = {}
         self.helpers: Dict[int, Timer] = {}
         self.inflight = 0
-        self.started = time.monotonic()
+        self.started = self.heard = time.monotonic()
+        self.orphan_s = config.get("orphan_s") or 0.0
         self.measured = self.started, 0.0
         self.routes = self._routes()
         self.loop.add(listener.fileno(), select.EPOLLIN, self._accept)
@@ -2707,6 +2983,10 @@ class Server:
 
     def _sweep(self) -> None:
         now = time.monotonic()
+        if self.conns:
+            self.heard = now
+        elif 0 < self.orphan_s < now - self.heard:
+            self._end()  # nobody has come back for this sandbox
         for conn in list(self.conns.values()):
             if conn.stalled(now):
                 conn.close()
@@ -2714,6 +2994,7 @@ class Server:
             if now - upload.touched > 600:
                 self.uploads.pop(upload_id).drop()
         self.commands.forget()
+        self.changes.forget()
         self.loop.reap()
         self.loop.later(5.0, self._sweep)
 
@@ -2848,6 +3129,7 @@ class Server:
             "file/search": self.aio_search, "file/find": self.aio_find, "file/glob": self.aio_glob,
             "file/grep": self.aio_grep, "file/list": self.aio_list, "file/upload": self.aio_upload,
             "sandfleet/fs": self.fs, "sandfleet/op": self.op, "sandfleet/shutdown": self.shutdown,
+            "sandfleet/resize": self.resize,
             "sandfleet/upload/begin": self.upload_begin, "sandfleet/upload/commit": self.upload_commit,
             "sandfleet/upload/abort": self.upload_abort,
         }  # fmt: skip
@@ -2858,6 +3140,7 @@ class Server:
                 ("GET", "/v1/sandfleet/hello"): self.hello,
                 ("GET", "/v1/sandfleet/stats"): self.stats,
                 ("GET", "/v1/sandfleet/ops"): self.list_ops,
+                ("GET", "/v1/sandfleet/processes"): self.list_processes,
                 ("GET", "/v1/bash/sessions"): self.bash_sessions,
                 ("GET", "/v1/shell/sessions"): self.shell_sessions,
                 ("DELETE", "/v1/shell/sessions"): self.close_sessions,
@@ -2928,6 +3211,7 @@ class Server:
             "ops_running": commands.running,
             "ops_kept": len(commands.done),
             "ops_kept_bytes": commands.done_bytes,
+            "changes_kept": len(self.changes.known),
             "sessions": len(commands.sessions),
             "uploads": len(self.uploads),
             "helpers": len(self.helpers),
@@ -2950,11 +3234,21 @@ class Server:
         self.fork_helper(lambda: disk_usage(home), DISK_S, then)
 
     def list_ops(self, request: Request) -> None:
-        request.ok({"ops": [op.brief() for op in self.commands.ops.values()]})
+        known: List[Any] = [*self.commands.ops.values(), *self.changes.known.values()]
+        request.ok({"ops": [each.brief() for each in known]})
+
+    def list_processes(self, request: Request) -> None:
+        me, helpers = os.getpid(), set(self.helpers)
+        # Reading what a process is called may wait for it as long as it likes, so a helper does it.
+        self.fork_helper(lambda: {"processes": process_table(me, helpers | {os.getpid()})}, 5.0, request.raw)
 
     def shutdown(self, request: Request) -> None:
         if not self.token:
             raise ApiError("permission_denied", "shutdown needs a configured token")
+        self._end(lambda: request.ok({}))
+
+    def _end(self, last: Callable[[], None] = lambda: None) -> NoReturn:
+        """Kill all that was started here, and exit."""
         for op in list(self.commands.ops.values()):
             if op.session is None and op.status == "running":
                 self.commands.signal(op, signal.SIGKILL)
@@ -2966,7 +3260,7 @@ class Server:
         for pid, _state, parent, _sid, _start in list(processes()):
             if parent == me:
                 send_signal(pid, signal.SIGKILL)
-        request.ok({})
+        last()
         os._exit(0)
 
     # -- commands
@@ -2977,10 +3271,10 @@ class Server:
         self.run_command(request, a, "session_id", lambda op: self.tell(request, op, code))
 
     @staticmethod
-    def tell(request: Request, op: Op, code: str) -> None:
-        """Answer with a command's result; raw output follows it as it is."""
+    def tell(request: Request, op: Op, code: str, partial: bool = True) -> None:
+        """Answer with a command's result; raw output follows it as it is, of one that runs only if ``partial``."""
         if code == "raw":
-            parts = op.out.kept(), op.err.kept()
+            parts = (op.out.kept(), op.err.kept()) if partial or op.status != "running" else (b"", b"")
             request.ok({**op.result(code), "raw": [len(part) for part in parts]}, parts)
         else:
             request.ok(op.result(code))
@@ -2992,8 +3286,10 @@ class Server:
         op_id = a.ident("op_id") or os.urandom(12).hex()
         key = hash((a.text("command", None), tuple(a.texts("argv", ())), session_id))
         op = commands.ops.get(op_id)
-        if op is not None and op.key != key:
+        if (op is not None and op.key != key) or op_id in self.changes.known:
             raise ApiError("op_exists", "another command has this op_id", op_id=op_id)
+        if op is None:
+            self.changes.check(op_id)
         if op is None and session_id is not None:
             op = commands.start_in(commands.session_for(a, session_id), a, op_id, key)
         elif op is None:
@@ -3023,75 +3319,98 @@ class Server:
 
     def op(self, request: Request) -> None:
         a = request.args()
-        op = self.commands.ops.get(a.text("op_id"))
-        if op is None:
-            raise ApiError("op_not_found", "no such operation", op_id=a.text("op_id"))
-        code = encoding(a, "raw")
+        op_id, code, partial = str(a.ident("op_id", "")), encoding(a, "raw", "none"), a.flag("partial", True)
         wait_s = a.seconds("wait_timeout", 30.0) if a.flag("wait") else 0.0
-        found = op
-        self.when_done(request, found, wait_s, lambda: self.tell(request, found, code))
+        op, change = self.commands.ops.get(op_id), self.changes.known.get(op_id)
+        if op is not None:
+            found = op
+            self.when_done(request, found, wait_s, lambda: self.tell(request, found, code, partial))
+        elif change is not None:
+            self.changes.answer(request, change)
+            if not change.status:
+                self.loop.later(wait_s or 0.0, lambda: request.ok({"op_id": op_id, "status": "running"}))
+        elif a.flag("refuse"):
+            parts = any(whole(known) == op_id for known in (*self.commands.ops, *self.changes.known))
+            raise self.changes.refuse(op_id, parts)
+        else:
+            self.changes.check(op_id)
+            raise ApiError("op_not_found", "no such operation", op_id=op_id)
+
+    def repeats(self, request: Request, a: Args, name: str = "op_id") -> bool:
+        """Whether a change was asked for before under its id, if it has one; who repeats it is answered then."""
+        op_id = a.ident(name)
+        if op_id is not None and op_id in self.commands.ops:
+            raise ApiError("op_exists", "another operation has this op_id", op_id=op_id)
+        return op_id is not None and self.changes.repeats(request, op_id)
 
     def bash_output(self, request: Request) -> None:
         a = request.args()
         op = self.commands.find(a)
-        code, limit = encoding(a), a.count("max_bytes", MIB, low=1, high=16 * MIB)
+        code, limit = encoding(a, "raw"), a.count("max_bytes", MIB, low=1, high=16 * MIB)
         offsets = a.count("offset", 0), a.count("stderr_offset", 0)
+        settle_s = a.seconds("settle", 0.0, 1.0) or 0.0
 
-        def shape() -> Json:
-            running = op.status == "running"
-            out, out_at, out_lost = piece(op.out, offsets[0], limit, code, running)
-            err, err_at, err_lost = piece(op.err, offsets[1], limit, code, running)
-            command = {
-                "command_id": op.op_id,
-                "command": op.command,
-                "status": op.status,
-                "exit_code": op.exit_code,
-            }
-            return {
-                "session_id": op.session_id,
-                "op_id": op.op_id,
-                "stdout": out,
-                "stderr": err,
-                "offset": out_at,
-                "stderr_offset": err_at,
-                "skipped": out_lost,
-                "stderr_skipped": err_lost,
-                "status": op.status,
-                "exit_code": op.exit_code,
-                "command": command,
-            }
+        def fresh() -> int:
+            return int(max(op.out.total - offsets[0], op.err.total - offsets[1]))
 
-        first = shape()
-        wait_s = a.seconds("wait_timeout", 30.0)
-        if not a.flag("wait") or op.status != "running" or first["stdout"] or first["stderr"] or not wait_s:
-            request.ok(first)
-            return
+        def answer() -> None:
+            data, parts = output_shape(op, offsets, limit, code)
+            request.ok(data, parts)
+
+        def shown() -> bool:
+            """Whether there is anything: half a character is nothing."""
+            data, _parts = output_shape(op, offsets, limit, code) if code != "raw" else ({}, ())
+            return bool(data["stdout"] or data["stderr"]) if data else fresh() > 0
 
         def fire() -> None:
-            data = shape()
-            if not (data["stdout"] or data["stderr"]) and op.status == "running" and timer.fn is not None:
-                op.watchers.append(fire)  # half a character, or the other stream's end
-                return
+            if op.status == "running" and timer.fn is not None:
+                if not shown():
+                    op.watchers.append(fire)  # half a character, or the other stream's end
+                    return
+                if settle_s and fresh() < min(limit, SETTLED):
+                    self.loop.cancel(timer)
+                    self.loop.later(settle_s, answer)
+                    return
             self.loop.cancel(timer)
             if fire in op.watchers:
                 op.watchers.remove(fire)
-            request.ok(data)
+            answer()
 
+        wait_s = a.seconds("wait_timeout", 30.0)
+        if not a.flag("wait") or op.status != "running" or not wait_s or (shown() and not settle_s):
+            answer()
+            return
         timer = self.loop.later(wait_s, fire)
-        op.watchers.append(fire)
+        fire()
+
+    def resize(self, request: Request) -> None:
+        a = request.args()
+        op, size = self.commands.find(a), size_asked(a)
+        if op.tty is None:
+            raise ApiError("invalid_argument", "the command has no terminal", argument="op_id")
+        if op.tty in op.pipes:
+            set_size(op.tty, *size)
+        request.ok({"op_id": op.op_id, "status": op.status})
 
     def bash_write(self, request: Request) -> None:
         a = request.args()
+        if self.repeats(request, a, "change_id"):
+            return
         op, data = self.commands.find(a), a.data("input") or b""
         if op.stdin is None or op.stdin.closed or op.stdin.eof or op.status != "running":
             raise ApiError("invalid_argument", "the command's stdin is not open", argument="op_id")
         if op.stdin.pending + len(data) > 64 * MIB:
             raise ApiError("too_busy", "the command does not read its stdin", limit="stdin")
-        op.stdin.send(data, eof=a.flag("eof") and op.session is None)
+        if a.flag("eof") and op.tty is not None:
+            op.stdin.send(data + b"\4")  # what a terminal takes for the end
+        else:
+            op.stdin.send(data, eof=a.flag("eof") and op.session is None)
         request.ok({"accepted_bytes": len(data)})
 
     def bash_kill(self, request: Request) -> None:
         a = request.args()
+        if self.repeats(request, a, "change_id"):
+            return
         op = self.commands.find(a)
         found = self.commands.kill(op, signal_number(a))
         request.ok({"op_id": op.op_id, "status": op.status, "signalled": found})
@@ -3114,6 +3433,8 @@ class Server:
                     "max_sessions": most, "session_timeout": 0, "usage_ratio": total / most})  # fmt: skip
 
     def close_session(self, request: Request) -> None:
+        if self.repeats(request, request.args()):
+            return
         if request.tail not in self.commands.sessions:
             raise self.commands.gone(request.tail)
         self._close_session(request.tail)
@@ -3206,6 +3527,8 @@ class Server:
 
     def put_file(self, request: Request) -> None:
         a = request.params()
+        if self.repeats(request, a):
+            return
         path, data = self.path(a.text("path")), request.body
         heavy = a.text("if_digest", None) is not None or (a.flag("digest") and a.flag("append"))
         before = open_path(path) if len(data) > READ_SIZE else None
@@ -3247,6 +3570,8 @@ class Server:
 
     def upload_commit(self, request: Request) -> None:
         a = request.args()
+        if self.repeats(request, a):
+            return
         upload = self.upload_of(a)
         del self.uploads[a.text("id")]
         try:
@@ -3262,8 +3587,10 @@ class Server:
 
     def fs(self, request: Request) -> None:
         a = request.args()
-        do, path = a.text("do"), self.path(a.text("path"))
-        work = FS_WORK.get(do)
+        do = a.text("do")
+        if do in FS_CHANGES and self.repeats(request, a):
+            return
+        path, work = self.path(a.text("path")), FS_WORK.get(do)
         timeout_s = a.seconds("timeout", 20.0, 600.0)
         if do == "move":
             to = self.path(a.text("to"), "to")
@@ -3467,6 +3794,7 @@ FS_WORK: Dict[str, Callable[[str, Args], Json]] = {
     "stat": describe, "exists": exists, "read": read_text, "glob": glob_files, "grep": grep_files,
     "str_replace": str_replace, "remove": remove, "make_dir": make_dir, "make_link": make_link,
 }  # fmt: skip
+FS_CHANGES = frozenset(("move", "str_replace", "remove", "make_dir", "make_link"))
 
 
 def is_heavy(do: str, path: str, a: Args) -> bool:
@@ -3504,9 +3832,27 @@ def signal_number(a: Args) -> int:
     return number
 
 
-def piece(stream: Stream, offset: int, limit: int, code: str, running: bool) -> Tuple[str, int, int]:
+def output_shape(op: Op, offsets: Tuple[int, int], limit: int, code: str) -> Tuple[Json, Sequence[bytes]]:
+    """What a follower of a command gets: the JSON, and the bytes behind it if they are to be ``raw``."""
+    running = op.status == "running"
+    out, out_at, out_lost = piece(op.out, offsets[0], limit, code, running)
+    err, err_at, err_lost = piece(op.err, offsets[1], limit, code, running)
+    data: Json = {
+        "session_id": op.session_id, "op_id": op.op_id, "stdout": out, "stderr": err,
+        "offset": out_at, "stderr_offset": err_at, "skipped": out_lost, "stderr_skipped": err_lost,
+        "status": op.status, "exit_code": op.exit_code,
+        "command": {"command_id": op.op_id, "command": op.command, "status": op.status, "exit_code": op.exit_code},
+    }  # fmt: skip
+    if code != "raw":
+        return data, ()
+    return {**data, "stdout": None, "stderr": None, "raw": [len(out), len(err)]}, (out, err)
+
+
+def piece(stream: Stream, offset: int, limit: int, code: str, running: bool) -> Tuple[Any, int, int]:
     """A part of a stream for a follower: its text, the next offset, the bytes lost before it."""
     data, at, lost = stream.since(offset, limit)
+    if code == "raw":
+        return data, at + len(data), lost
     if code == "base64":
         return to_base64(data), at + len(data), lost
     whole = data

@@ -1,16 +1,18 @@
 -- Register an incarnation of a node and take its lease.
 -- KEYS  1 prefix
--- ARGV  1 node  2 incarnation  3 lease ms  4 again 0|1  5… field value pairs of the node
+-- ARGV  1 node  2 incarnation  3 lease ms  4 again 0|1  5 data id of a lease that may be taken over, or ''
+--       6… field value pairs of the node
 -- Returns {now ms, 'ok' | 'in_use' | 'retired', holder}
 --@use time route story line blanks
 local ms = now_ms()
 local key, lease = P .. 'node:' .. A[1], P .. 'lease:' .. A[1]
 local holder = call('GET', lease)
-if holder and holder ~= A[2] then return { ms, 'in_use', holder } end
-local n = call('HMGET', key, 'incarnation', 'state', 'retired')
+local n = call('HMGET', key, 'incarnation', 'state', 'retired', 'data_id')
+-- Whoever takes over knows that the holder's process has ended: it holds the lock of the node's id on that data root.
+if holder and holder ~= A[2] and (A[5] == '' or A[5] ~= n[4]) then return { ms, 'in_use', holder } end
 if n[3] == A[2] then return { ms, 'retired' } end
 local same = n[1] == A[2] and n[2] ~= 'gone'
-call('HSET', key, 'incarnation', A[2], unpack(A, 5))
+call('HSET', key, 'incarnation', A[2], unpack(A, 6))
 if not same then
   drop_blanks(A[1])
   call('HSET', key, 'state', 'ready', 'started', ms)

@@ -2,7 +2,7 @@
 -- KEYS  1 prefix
 -- ARGV  1 op id
 -- Returns the fields of the record, empty if there is none.
---@use time route story reply line use close
+--@use time route story reply line use output close
 local op = P .. 'op:' .. A[1]
 local o = call('HMGET', op, 'state', 'route', 'reply_to')
 if o[1] == 'recorded' then

@@ -2,7 +2,7 @@
 -- KEYS  1 prefix
 -- ARGV  1 node  2 incarnation to keep or ''  3 reason  4 limit
 -- Returns {not started, unknown, more 0|1, {lost sandboxes}}
---@use time route story reply line use waiters sandbox close blanks
+--@use time route story reply line use waiters sandbox output close blanks
 local ms = now_ms()
 local node, kept, limit = A[1], A[2], tonumber(A[4])
 local key, lease = P .. 'node:' .. node, P .. 'lease:' .. node

@@ -2,7 +2,7 @@
 -- KEYS  1 prefix
 -- ARGV  1 node  2 incarnation  3 limit
 -- Returns {not started, 0, more 0|1, {}}
---@use time route story reply line use close
+--@use time route story reply line use output close
 local ms, limit, closed, more = now_ms(), tonumber(A[3]), 0, 0
 for _, id in ipairs(call('ZRANGE', P .. 'inflight:' .. A[1], 0, -1)) do
   local o = call('HMGET', P .. 'op:' .. id, 'state', 'route', 'reply_to')

@@ -15,13 +15,17 @@ if call('EXISTS', op) == 1 then
 end
 local route = A[3] .. '|' .. node .. '|' .. A[5] .. '|' .. A[6]
 local sb = call('HMGET', P .. 'sandbox:' .. A[3], 'owner', 'state', 'route')
-if sb[1] ~= A[7] then return { 'not_found', ms } end
-if sb[2] ~= A[12] and (sb[2] ~= 'live' or sb[3] == route) then return { sb[2], ms, sb[3] } end
-if sb[3] ~= route then return { 'moved', ms, sb[3] } end
+if A[12] ~= 'node' then
+  if sb[1] ~= A[7] then return { 'not_found', ms } end
+  if sb[2] ~= A[12] and (sb[2] ~= 'live' or sb[3] == route) then return { sb[2], ms, sb[3] } end
+  if sb[3] ~= route then return { 'moved', ms, sb[3] } end
+end
 if call('GET', P .. 'lease:' .. node) ~= A[5] then return { 'node_down', ms, route } end
 local state = call('HGET', P .. 'node:' .. node, 'state')
 if not state or state == 'gone' then return { 'node_down', ms, route } end
 if state == 'draining' and A[12] ~= 'stopping' then return { 'draining', ms, route } end
+-- Nobody takes anything there until the node is back.
+if state == 'away' then return { 'away', ms, route } end
 local inflight = P .. 'inflight:' .. node
 local held = call('ZCARD', inflight)
 if held >= tonumber(A[14]) then return { 'busy', ms, route } end

@@ -76,13 +76,15 @@ local t = call('TIME')
 local epoch = math.max(tonumber(last or 0) + 1, t[1] * 1000000 + t[2])
 local epoch_text = string.format('%.0f', epoch)
 local route = sid .. '|' .. node .. '|' .. A[7] .. '|' .. epoch_text
-call('HSET', thread, 'sandbox_id', sid, 'data_id', A[8], 'epoch', epoch_text)
+call('HSET', thread, 'sandbox_id', sid, 'epoch', epoch_text)
+-- The data of a thread that has some moves with `created`: a creation that fails elsewhere leaves its home where it is.
+call('HSETNX', thread, 'data_id', A[8])
 call('PEXPIRE', thread, KEEP)
 if old_sid then forget(old_sid, old_route, ms) end
 if blank then drop_blank(node, blank) end
 call('SET', P .. 'id:' .. sid, A[1], 'PX', KEEP)
 call('HSET', P .. 'sandbox:' .. sid, 'owner', A[1], 'state', 'creating', 'route', route, 'thread', A[2],
-  'user', A[3], 'backend', A[4], 'spec', A[5], 'created', ms, 'used', ms)
+  'user', A[3], 'backend', A[4], 'spec', A[5], 'data_id', A[8], 'created', ms, 'used', ms)
 call('PEXPIRE', P .. 'sandbox:' .. sid, KEEP)
 take_place(sid, node, A[3], ms + tonumber(A[9]))
 call('ZADD', P .. 'sandboxes', 0, sid)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from sandfleet.backends import Liveness, Operation, SandboxPlan
+from sandfleet.backends import Capability, Liveness, Operation, SandboxPlan
 from sandfleet.config import Settings
 from sandfleet.errors import StartFailed
 from sandfleet.ids import new_op_id
@@ -26,7 +26,8 @@ from sandfleet_workers.backends.docker.hostconfig import USER_DATA, Bind, Place
 from sandfleet_workers.backends.docker.policy import Policy
 from sandfleet_workers.backends.docker.program import Program, Programs
 from sandfleet_workers.backends.docker.sandbox import Sandbox, Vital, open_pidfd
-from sandfleet_workers.backends.docker.starting import Launch, Starter, address_in
+from sandfleet_workers.backends.docker.starting import Launch, Starter, ticket_of
+from sandfleet_workers.backends.docker.ways import Ways, address_in
 from sandfleet_workers.waiter import Waiter
 
 __all__ = ["AioBackend"]
@@ -48,6 +49,12 @@ class AioBackend(DockerBackend):
     """
 
     name: ClassVar[str] = "aio"
+    #: Its server keeps no record of what was begun, so nobody could tell how it ended.
+    capabilities: ClassVar[frozenset[Capability]] = DockerBackend.capabilities - {
+        Capability.SURVIVES_NODE,
+        Capability.JOBS,
+        Capability.PTY,
+    }
     isolation: ClassVar[str] = "container (its own server; shares the host kernel unless its runtime does not)"
     default_image: ClassVar[str] = "ghcr.io/agent-infra/sandbox:latest"
     #: For a subclass whose image's server asks for a bearer token.
@@ -63,12 +70,17 @@ class AioBackend(DockerBackend):
         self._rules = replace(self._rules, cap_add=CAPABILITIES)
         self._programs = _NothingOfOurs()
         self._starter = _AioStarter(
-            self._engine, self._waiter, self._host_uid, max(settings.start_timeout_s, self.ready_s), token=self.token
+            self._engine,
+            self._ways,
+            self._host_uid,
+            max(settings.start_timeout_s, self.ready_s),
+            self._waiter,
+            self.token,
         )
 
     @property
     def _closed_network(self) -> str:
-        return f"{self._own_network}-closed"
+        return f"{self._networks.own}-closed"
 
     @property
     def _own_networks(self) -> tuple[str, ...]:
@@ -78,7 +90,7 @@ class AioBackend(DockerBackend):
         port = self._rules.container.container_port
         if policy.network_mode != "none":
             return super()._network(policy)[0], port
-        self._make_network(self._closed_network, internal=True)
+        self._networks.make(self._closed_network, internal=True)
         return self._closed_network, port
 
 
@@ -96,9 +108,10 @@ class _AioStarter(Starter):
     """Starts containers whose own server is waited for."""
 
     def __init__(
-        self, engine: Engine, waiter: Waiter, host_uid: int | None, timeout_s: float, *, token: str | None
+        self, engine: Engine, ways: Ways, host_uid: int | None, timeout_s: float, waiter: Waiter, token: str | None
     ) -> None:
-        super().__init__(engine, waiter, host_uid, timeout_s)
+        super().__init__(engine, ways, host_uid, timeout_s)
+        self._waiter = waiter
         self._token = token
 
     def start(self, plan: SandboxPlan, launch: Launch) -> Sandbox:
@@ -134,18 +147,8 @@ class _AioStarter(Starter):
             undo.callback(connection.close)
             self._wait_for_server(connection, container, vital)
             undo.pop_all()
-        return Sandbox(
-            name=launch.name,
-            container=container,
-            pid=int(state["State"].get("Pid") or 0),
-            run_dir=plan.run_dir,
-            user_data=plan.user_data,
-            transport="tcp",
-            connection=connection,
-            vital=vital,
-            rename=connection.rename,
-            sandbox_id=plan.sandbox_id,
-        )
+        ticket = ticket_of(plan, launch, state, key=b"", token=self._token)
+        return Sandbox(ticket, connection, vital, plan.sandbox_id)
 
     def _wait_for_server(self, connection: AioConnection, container: str, vital: Vital) -> None:
         """Ask until the server says that it is ready.

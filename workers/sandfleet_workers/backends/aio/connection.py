@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from sandfleet.backends import Completion, Done, Operation
-from sandfleet.errors import Busy, Cancelled, InternalError, NotStarted, UnknownOperation
+from sandfleet.errors import Busy, Cancelled, InternalError, NotStarted, OutcomeUnknown, UnknownOperation
 from sandfleet_workers.backends.aio import commands, files
 from sandfleet_workers.backends.aio.answers import RouteMissing
 from sandfleet_workers.backends.aio.shells import SHELL, Server
 from sandfleet_workers.endpoint import Call, EndpointConnection
 from sandfleet_workers.endpoint_files import Steps
 from sandfleet_workers.endpoint_http import Request
+from sandfleet_workers.jobless import refuse_jobs
 
 __all__ = ["AioConnection", "AioDialect"]
 
@@ -32,6 +33,7 @@ class AioDialect:
         self._env = dict(env)
 
     def steps(self, op: Operation) -> Steps:
+        refuse_jobs(op, "this sandbox runs an AIO server of its own")
         if op.kind == "execute_command":
             return commands.execute(self.server, self._env, op)
         build = _STEPS.get(op.kind)
@@ -41,6 +43,13 @@ class AioDialect:
 
     def kill(self, op_id: str) -> Steps:
         return commands.kill(self.server, op_id)
+
+    def recall(self, op: Operation) -> Steps:
+        raise OutcomeUnknown("a server of the AIO API keeps no account of what it began", op_id=op.op_id)
+
+    def remembered(self) -> Steps:
+        yield from ()  # a generator that asks nothing
+        return Completion([])
 
     def lane(self, op: Operation) -> str | None:
         """What the operation must have for itself: a shell of the older route takes one command at a time."""

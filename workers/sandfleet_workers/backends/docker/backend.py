@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sandfleet.backends import Capability, Connection, Finding, Liveness, Operation, SandboxBackend, SandboxPlan
 from sandfleet.config import Settings
@@ -21,6 +20,7 @@ from sandfleet.ids import new_op_id
 from sandfleet.model import SandboxSpec
 from sandfleet_workers import sandboxd
 from sandfleet_workers.backends import local_dirs
+from sandfleet_workers.backends.docker.attaching import Attacher
 from sandfleet_workers.backends.docker.engine import Engine
 from sandfleet_workers.backends.docker.examine import examine
 from sandfleet_workers.backends.docker.holding import Holding, told
@@ -36,10 +36,13 @@ from sandfleet_workers.backends.docker.hostconfig import (
     container_body,
 )
 from sandfleet_workers.backends.docker.images import Images
+from sandfleet_workers.backends.docker.networks import Networks
 from sandfleet_workers.backends.docker.policy import DEFAULT_IMAGE, NodeRules, Policy, check_rules, digest_of, resolve
 from sandfleet_workers.backends.docker.program import Probe, Programs
 from sandfleet_workers.backends.docker.sandbox import Sandbox
 from sandfleet_workers.backends.docker.starting import Launch, Starter
+from sandfleet_workers.backends.docker.ticket import Ticket
+from sandfleet_workers.backends.docker.ways import Ways
 from sandfleet_workers.node_identity import data_id
 from sandfleet_workers.waiter import Waiter, shared_waiter
 
@@ -49,6 +52,8 @@ log = logging.getLogger("sandfleet.node")
 
 _PROBE_S = 2.0
 _START_S = 30.0
+#: A container that no node was connected to for so long ends by itself: its fleet does not come back.
+_ORPHAN_S = 1800.0
 #: How long a node that is stopped waits for what it is starting, and then for that to fail.
 _STARTED_WITHIN_S = 5.0
 
@@ -61,11 +66,7 @@ class DockerBackend(SandboxBackend):
     """
 
     name: ClassVar[str] = "docker"
-    capabilities: ClassVar[frozenset[Capability]] = frozenset(Capability) - {
-        Capability.SURVIVES_NODE,
-        Capability.JOBS,
-        Capability.PTY,
-    }
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(Capability)
     isolation: ClassVar[str] = "container (shares the host kernel unless its runtime does not)"
     default_image: ClassVar[str] = DEFAULT_IMAGE
 
@@ -101,9 +102,13 @@ class DockerBackend(SandboxBackend):
         )
         check_rules(self._rules)
         self._images = Images(self._engine, container)
-        self._starter = Starter(self._engine, self._waiter, self._host_uid, max(settings.start_timeout_s, _START_S))
+        self._networks = Networks(self._engine, container, settings.data_root, self._data_id)
+        self._ways = Ways(self._engine, self._waiter, self._host_uid)
+        self._attacher = Attacher(self._engine, self._ways, self._labels, settings.run_root)
+        start_s, orphan_s = max(settings.start_timeout_s, _START_S), max(_ORPHAN_S, 3 * settings.detach_s)
+        self._starter = Starter(self._engine, self._ways, self._host_uid, start_s, orphan_s)
         directory = settings.data_root / "nodes" / self._node_id / "sandboxd"
-        self._programs = Programs(self._engine, directory, self._host_uid, self._probe_image)
+        self._programs = Programs(self._engine, directory, self._host_uid, self._probe_image, self._labels)
         #: A worker in a container of its own does not reach the addresses of other containers.
         self._elsewhere = may_see_others(self._engine.address)
         if self._elsewhere:
@@ -160,6 +165,7 @@ class DockerBackend(SandboxBackend):
                 name=name,
                 labels=self._labels_of(slot, self.digest(plan.spec)),
                 policy=replace(policy, image=image_id),
+                image=policy.image,
                 program=program,
                 network=network,
                 port=port,
@@ -171,25 +177,53 @@ class DockerBackend(SandboxBackend):
                 if exc.facts.get("reason") == "no_image":
                     self._images.forget(policy.image)  # somebody removed it a moment ago
                 raise
-            self._holding.add(sandbox)
+            self._hold(sandbox)
         return sandbox.connection
+
+    def _hold(self, sandbox: Sandbox) -> None:
+        if not self._holding.add(sandbox):
+            self._starter.undo(sandbox)
+            raise StartFailed("the node is being stopped", reason="closing")
 
     def claim(self, blank_id: str, sandbox_id: str) -> Connection:
         sandbox = self._holding.get(blank_id)
         if sandbox is None or sandbox.vital.ended():
             raise StartFailed(f"there is no blank sandbox {blank_id} any more", reason="blank_gone")
         # What a returning thread brought may belong to the user it had elsewhere; a link leads to it from the slot.
-        os.close(local_dirs.open_user_data(Path(os.path.realpath(sandbox.user_data)), self._host_uid))
+        os.close(local_dirs.open_user_data(Path(os.path.realpath(sandbox.ticket.user_data)), self._host_uid))
         if not self._holding.rename(sandbox, sandbox_id):
             raise StartFailed(f"blank sandbox {blank_id} ended, or {sandbox_id} runs already", reason="blank_gone")
         return sandbox.connection
+
+    def ticket(self, sandbox_id: str) -> dict[str, Any]:
+        """As of `SandboxBackend`; ``name`` in it is what `remove_leftover` takes. With ``docker exec`` the
+        environment of commands comes on top, however large it is."""
+        return self._held(sandbox_id).ticket.to_wire()
+
+    def attach(self, sandbox_id: str, ticket: Mapping[str, Any]) -> Connection:
+        wanted = Ticket.from_wire(ticket)
+        with self._busy_with(wanted.name):
+            if self._holding.get(sandbox_id) is not None or wanted.name in self._holding.names():
+                raise StartFailed(f"sandbox {sandbox_id} is held already", reason="unreachable")
+            sandbox = self._attacher.attach(sandbox_id, wanted)
+            if not self._holding.add(sandbox):
+                sandbox.connection.close()
+                sandbox.vital.release()
+                raise StartFailed("the node is being stopped", reason="unreachable")
+        return sandbox.connection
+
+    def outdated(self) -> list[str]:
+        """As of `SandboxBackend`: the engine is asked for each image, once."""
+        held = self._holding.tickets()
+        now = {image: self._images.look(image) for image in {ticket.image for ticket in held.values()}}
+        # An image that is gone was not replaced: there is nothing newer to start.
+        return [sandbox_id for sandbox_id, ticket in held.items() if now[ticket.image] not in ("", ticket.image_id)]
 
     def destroy(self, sandbox_id: str) -> None:
         self._holding.end(sandbox_id)
 
     def probe(self, sandbox_id: str) -> Liveness:
         sandbox = self._holding.get(sandbox_id)
-        # They die with their node, so one that this node does not hold cannot live.
         if sandbox is None or sandbox.vital.ended():
             return Liveness.DEAD
         try:
@@ -223,13 +257,15 @@ class DockerBackend(SandboxBackend):
             self._engine.remove(str(there["Id"]))
         log.info("leftover.removed", extra={"container": name, "node": labels.get(LABEL_NODE, "")})
 
+    def detach(self) -> None:
+        self._holding.detach()
+        self._end_starts()
+
     def close(self) -> None:
         self._end_starts()
         self._holding.close()
         if self._own_networks:
-            with self._network_lock():
-                for network in self._own_networks:
-                    self._engine.drop_network(network)
+            self._networks.drop(self._own_networks)
         self._engine.close()
 
     # --- for those who know it is Docker -------------------------------------------------------
@@ -240,7 +276,7 @@ class DockerBackend(SandboxBackend):
         Raises:
             KeyError: No such sandbox runs.
         """
-        return self._held(sandbox_id).transport
+        return self._held(sandbox_id).ticket.transport
 
     def container_of(self, sandbox_id: str) -> str:
         """The id of a sandbox's container.
@@ -248,7 +284,7 @@ class DockerBackend(SandboxBackend):
         Raises:
             KeyError: No such sandbox runs.
         """
-        return self._held(sandbox_id).container
+        return self._held(sandbox_id).ticket.container
 
     def pid_of(self, sandbox_id: str) -> int:
         """Its process 1, as the engine's host numbers it.
@@ -256,7 +292,7 @@ class DockerBackend(SandboxBackend):
         Raises:
             KeyError: No such sandbox runs.
         """
-        return self._held(sandbox_id).pid
+        return self._held(sandbox_id).ticket.pid
 
     def _held(self, sandbox_id: str) -> Sandbox:
         if (sandbox := self._holding.get(sandbox_id)) is None:
@@ -275,46 +311,16 @@ class DockerBackend(SandboxBackend):
         return {**own, **spec.env}
 
     @property
-    def _own_network(self) -> str:
-        return f"sandfleet-{self._data_id[:8]}"
-
-    @property
     def _own_networks(self) -> tuple[str, ...]:
         container = self._rules.container
         used = container.network_mode == "full" or "network_mode" in container.allowed_options
-        return (self._own_network,) if used else ()
+        return (self._networks.own,) if used else ()
 
     def _network(self, policy: Policy) -> tuple[str, int | None]:
         """The engine's network for it, and where sandboxd listens there."""
-        container = self._rules.container
         if policy.network_mode == "none":
             return "none", None
-        port = None if self._elsewhere else container.container_port
-        if not container.docker_network:
-            self._make_network(self._own_network)
-            return self._own_network, port
-        if not self._engine.has_network(container.docker_network):
-            raise StartFailed(
-                f"there is no Docker network {container.docker_network}; make it or leave sandbox.docker_network out",
-                reason="no_network",
-            )
-        return container.docker_network, port
-
-    def _make_network(self, name: str, *, internal: bool = False) -> None:
-        """Nodes that share the data root share the network; the engine would make two of one name."""
-        with self._network_lock():
-            self._engine.ensure_network(name, {LABEL_DEPLOYMENT: self._data_id}, internal=internal)
-
-    @contextmanager
-    def _network_lock(self) -> Iterator[None]:
-        path = self.settings.data_root / "nodes" / "networks.lock"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
+        return self._networks.with_a_way_out(), None if self._elsewhere else self._rules.container.container_port
 
     def _ours(self) -> set[str]:
         """Names of containers that somebody here holds, starts or removes."""
@@ -329,12 +335,17 @@ class DockerBackend(SandboxBackend):
     def _named(self, slot: str) -> Iterator[str]:
         """The name of a container that is being started; meanwhile it is nobody's leftover."""
         name = f"{self._rules.container.container_prefix}-{self._data_id[:8]}-{self._node_id}-{slot}"
+        with self._busy_with(name):
+            yield name
+
+    @contextmanager
+    def _busy_with(self, name: str) -> Iterator[None]:
         with self._lock:
             if self._closing:
                 raise StartFailed("the node is being stopped", reason="closing")
             self._starting.add(name)
         try:
-            yield name
+            yield
         finally:
             with self._lock:
                 self._starting.discard(name)

@@ -10,9 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from sandfleet.backends import Completion, Connection, Done, Liveness, Operation
+from sandfleet.backends import Capability, Completion, Connection, Done, Liveness, Operation
 from sandfleet.errors import (
     Busy,
     InternalError,
@@ -31,6 +31,7 @@ from sandfleet_workers.backends.docker.exec_files import FILE_KINDS
 from sandfleet_workers.backends.docker.exec_runner import Runner
 from sandfleet_workers.backends.docker.hostconfig import USER_DATA
 from sandfleet_workers.batch import Batches
+from sandfleet_workers.jobless import refuse_jobs
 
 __all__ = ["ExecConnection"]
 
@@ -51,6 +52,8 @@ class ExecConnection(Connection):
         env: Environment of commands, on top of the container's own.
         liveness: Asked when the container cannot be reached; may block for a moment.
     """
+
+    lacks: ClassVar[frozenset[Capability]] = frozenset({Capability.SESSIONS, Capability.JOBS, Capability.PTY})
 
     def __init__(
         self,
@@ -131,6 +134,7 @@ class ExecConnection(Connection):
         done(completion)
 
     def _carry_out(self, op: Operation) -> Completion:
+        refuse_jobs(op, "this image has no Python 3 to run it")
         if op.kind == "execute_command":
             return self._commands[op.op_id].run()
         if (carry_out := FILE_KINDS.get(op.kind)) is not None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 from sandfleet.backends import Liveness
 from sandfleet.errors import InternalError, SandfleetError, StartFailed
@@ -14,6 +15,7 @@ from sandfleet_workers.backends import local_dirs
 from sandfleet_workers.backends.docker.deaths import DeathWatch, how_it_ended
 from sandfleet_workers.backends.docker.engine import Engine
 from sandfleet_workers.backends.docker.sandbox import Sandbox
+from sandfleet_workers.backends.docker.ticket import Ticket
 from sandfleet_workers.waiter import READ, Waiter
 
 __all__ = ["Holding", "told"]
@@ -56,16 +58,20 @@ class Holding:
         #: Ended, but something of them is left.
         self._dying: dict[str, Sandbox] = {}
         self._undertaker = ThreadPoolExecutor(2, thread_name_prefix="sandfleet-undertaker")
+        self._detached = False
         self._watch = DeathWatch(engine, labels, self._heard, self._look_at_all)
 
-    def add(self, sandbox: Sandbox) -> None:
-        """Hold a container that was started."""
+    def add(self, sandbox: Sandbox) -> bool:
+        """Hold a container that runs. False: nothing is held any more, after `detach`."""
         with self._lock:
+            if self._detached:
+                return False
             self._sandboxes[sandbox.sandbox_id] = sandbox
         if sandbox.vital.pidfd >= 0:
             self._waiter.register(sandbox.vital.pidfd, lambda _: self._ended(sandbox), READ)
         elif sandbox.vital.look() is Liveness.DEAD:
             self._ended(sandbox)  # the engine's event may have come before it was held
+        return True
 
     def get(self, sandbox_id: str) -> Sandbox | None:
         """The container of that sandbox, if one is held."""
@@ -80,7 +86,7 @@ class Holding:
     def names(self) -> set[str]:
         """Names of the containers that are held, or are being removed."""
         with self._lock:
-            return {each.name for each in (*self._sandboxes.values(), *self._dying.values())}
+            return {each.ticket.name for each in (*self._sandboxes.values(), *self._dying.values())}
 
     def rename(self, sandbox: Sandbox, sandbox_id: str) -> bool:
         """Know it under another id from now on. False: it has just ended, or the id is taken."""
@@ -90,7 +96,7 @@ class Holding:
             del self._sandboxes[sandbox.sandbox_id]
             sandbox.sandbox_id = sandbox_id
             self._sandboxes[sandbox_id] = sandbox
-        sandbox.rename(sandbox_id)
+        sandbox.connection.rename(sandbox_id)
         return True
 
     def end(self, sandbox_id: str) -> None:
@@ -112,6 +118,22 @@ class Holding:
             if not dying.buried.wait(_BURIED_WITHIN_S):
                 raise InternalError(f"sandbox {sandbox_id} is still being removed", reason="not_gone")
 
+    def tickets(self) -> dict[str, Ticket]:
+        """What is known of each container that is held, by sandbox id."""
+        with self._lock:
+            return {sandbox_id: sandbox.ticket for sandbox_id, sandbox in self._sandboxes.items()}
+
+    def detach(self) -> None:
+        """Let go of all of them and leave them running. Nothing is held from now on, and no death is told."""
+        with self._lock:
+            self._detached = True
+            left, self._sandboxes = list(self._sandboxes.values()), {}
+        self._watch.close()
+        for sandbox in left:
+            self._let_go(sandbox)
+            sandbox.vital.release()
+        self._undertaker.shutdown()
+
     def close(self) -> None:
         """End all of them. What cannot be ended is logged, and found by the node's next run."""
         self._watch.close()
@@ -127,7 +149,7 @@ class Holding:
         try:
             with told(f"remove sandbox {sandbox.sandbox_id}"):
                 self._let_go(sandbox)
-                self._engine.remove(sandbox.container)
+                self._engine.remove(sandbox.ticket.container)
             self._bury(sandbox)
         except BaseException:
             with self._lock:
@@ -150,7 +172,7 @@ class Holding:
     def _bury(self, sandbox: Sandbox) -> None:
         """What is left of an ended one on this side."""
         sandbox.vital.close()
-        local_dirs.remove_tree(sandbox.run_dir)
+        local_dirs.remove_tree(Path(sandbox.ticket.run_dir))
 
     def _settle(self, sandbox: Sandbox) -> None:
         with self._lock:
@@ -164,7 +186,7 @@ class Holding:
     def _heard(self, container: str) -> None:
         """The engine says that a container has ended."""
         with self._lock:
-            found = [each for each in self._sandboxes.values() if each.container == container]
+            found = [each for each in self._sandboxes.values() if each.ticket.container == container]
         for sandbox in found:
             self._ended(sandbox)
 
@@ -172,7 +194,7 @@ class Holding:
         """Events may have been missed."""
         running = {each["Id"] for each in self._engine.labelled(self._labels) if each.get("State") == "running"}
         with self._lock:
-            gone = [each for each in self._sandboxes.values() if each.container not in running]
+            gone = [each for each in self._sandboxes.values() if each.ticket.container not in running]
         for sandbox in gone:
             if sandbox.vital.look() is Liveness.DEAD:
                 self._ended(sandbox)
@@ -192,10 +214,10 @@ class Holding:
         sandbox_id, reason = sandbox.sandbox_id, "ended"
         try:
             self._let_go(sandbox)
-            self._engine.wait(sandbox.container, _EXIT_CODE_S)  # the engine may hear of it later than we do
-            found = self._engine.inspect(sandbox.container)
+            self._engine.wait(sandbox.ticket.container, _EXIT_CODE_S)  # the engine may hear of it later than we do
+            found = self._engine.inspect(sandbox.ticket.container)
             reason = how_it_ended(None if found is None else found.get("State"))
-            self._engine.remove(sandbox.container)
+            self._engine.remove(sandbox.ticket.container)
         except StartFailed as exc:
             # Dead is dead: what is left of it is found among the leftovers.
             log.warning("sandbox.not_removed", extra={"sandbox_id": sandbox_id, "error": str(exc)})

@@ -88,6 +88,14 @@ class Images:
         finally:
             self._looking.release()
 
+    def look(self, image: str) -> str:
+        """The image's id as the engine has it now; nothing when it has none.
+
+        Raises:
+            StartFailed: The engine does not answer.
+        """
+        return self._look(image, quickly=True)
+
     def forget(self, image: str) -> None:
         """Its id is not what was thought."""
         self._known.pop(image, None)

@@ -14,7 +14,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,10 +97,16 @@ class Programs:
         directory: Of the node's own, for the copies.
         host_uid: Who sandboxes are on the host; None where that is the worker itself.
         run: Runs a probe's container and returns its exit code.
+        labels: Of the node's containers: copies that one of them has mounted stay.
     """
 
     def __init__(
-        self, engine: Engine, directory: Path, host_uid: int | None, run: Callable[[Probe, float], int | None]
+        self,
+        engine: Engine,
+        directory: Path,
+        host_uid: int | None,
+        run: Callable[[Probe, float], int | None],
+        labels: Mapping[str, str],
     ) -> None:
         self._engine = engine
         self._host_uid = host_uid
@@ -109,7 +115,7 @@ class Programs:
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         self._known: dict[str, Program] = {}
-        _remove_others(directory, self._directory)
+        self._remove_unused(directory, labels)
 
     def of(self, image_id: str, image: str, run_root: Path) -> Program:
         """How to run sandboxes of that image; looked at once.
@@ -128,6 +134,21 @@ class Programs:
             if image_id not in self._known:
                 self._known[image_id] = self._look(image_id, image, run_root)
             return self._known[image_id]
+
+    def _remove_unused(self, directory: Path, labels: Mapping[str, str]) -> None:
+        """Copies of earlier versions go, once no container of an earlier run has them mounted."""
+        others = [path for path in directory.iterdir() if path != self._directory] if directory.is_dir() else []
+        if not others:
+            return
+        try:
+            mounts = [each.get("Mounts") or () for each in self._engine.labelled(labels)]
+        except StartFailed as exc:  # they are looked at by the node's next run
+            log.warning("sandboxd.copies_kept", extra={"error": str(exc)})
+            return
+        used = {Path(str(mount.get("Source", ""))).parent.name for several in mounts for mount in several}
+        for path in others:
+            if path.name not in used:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _look(self, image_id: str, image: str, run_root: Path) -> Program:
         source = self._pinned("sandboxd.py", sandboxd.PATH.read_bytes())
@@ -198,14 +219,6 @@ def prepared_run_dir(path: Path, host_uid: int | None) -> int:
     except OSError as exc:
         reason = "disk" if exc.errno in (28, 122) else "run_dir"
         raise StartFailed(f"the directory {path} cannot be made: {exc.strerror}", reason=reason) from exc
-
-
-def _remove_others(directory: Path, kept: Path) -> None:
-    """Copies of earlier versions go: no sandbox of an earlier run is left."""
-    if directory.is_dir():
-        for path in directory.iterdir():
-            if path != kept:
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _read(directory: int, name: str, most: int) -> bytes:

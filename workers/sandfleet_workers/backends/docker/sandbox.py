@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandfleet.backends import Connection, Liveness
+from sandfleet.backends import Liveness
 from sandfleet.errors import StartFailed
 from sandfleet_workers.backends.docker.engine import Engine
+from sandfleet_workers.backends.docker.exec_connection import ExecConnection
+from sandfleet_workers.backends.docker.ticket import Ticket
+from sandfleet_workers.endpoint import EndpointConnection
 
 __all__ = ["Sandbox", "Vital", "open_pidfd"]
 
@@ -77,6 +79,11 @@ class Vital:
         """It has ended, for good."""
         with self._lock:
             self._over = True
+        self.release()
+
+    def release(self) -> None:
+        """Look at it no more, whether it lives or not."""
+        with self._lock:
             if self.pidfd >= 0:
                 os.close(self.pidfd)
                 self.pidfd = -1
@@ -87,27 +94,15 @@ class Sandbox:
     """What is held of a container that runs.
 
     Attributes:
-        name: Of the container.
-        container: Its id.
-        pid: Its process 1, as the engine's host numbers it.
-        run_dir: Removed with it.
-        user_data: What it sees of its thread, or of nobody.
-        transport: ``unix``, ``tcp`` or ``exec``.
+        ticket: What its node knows of it.
         connection: The way in.
         vital: Whether it lives.
-        rename: Gives the connection another sandbox id, for its errors.
         sandbox_id: What the node calls it now.
         buried: Set once nothing of it is left.
     """
 
-    name: str
-    container: str
-    pid: int
-    run_dir: Path
-    user_data: Path
-    transport: str
-    connection: Connection
+    ticket: Ticket
+    connection: EndpointConnection | ExecConnection
     vital: Vital
-    rename: Callable[[str], None]
     sandbox_id: str
     buried: threading.Event = field(default_factory=threading.Event)

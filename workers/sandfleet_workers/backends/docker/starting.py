@@ -10,33 +10,29 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from sandfleet.backends import Liveness, Operation, SandboxPlan
+from sandfleet.backends import SandboxPlan
 from sandfleet.errors import SandfleetError, StartFailed
-from sandfleet.ids import new_op_id
 from sandfleet_workers.backends import local_dirs
 from sandfleet_workers.backends.docker.deaths import how_it_ended
 from sandfleet_workers.backends.docker.engine import Engine
-from sandfleet_workers.backends.docker.exec_connection import ExecConnection
 from sandfleet_workers.backends.docker.hostconfig import HOME, RUN_DIR, USER_DATA, Bind, Place, container_body
 from sandfleet_workers.backends.docker.output import Output, Silence
 from sandfleet_workers.backends.docker.policy import Policy
 from sandfleet_workers.backends.docker.program import Program, prepared_run_dir
 from sandfleet_workers.backends.docker.sandbox import Sandbox, Vital, open_pidfd
+from sandfleet_workers.backends.docker.ticket import Ticket
+from sandfleet_workers.backends.docker.ways import Ways, address_in, problem_with
 from sandfleet_workers.backends.seccomp import filter_program
 from sandfleet_workers.endpoint import EndpointConnection
-from sandfleet_workers.endpoint_socket import Endpoint, TcpEndpoint, UnixEndpoint
-from sandfleet_workers.waiter import Waiter
 
-__all__ = ["Launch", "Starter", "address_in"]
+__all__ = ["Launch", "Starter", "ticket_of"]
 
 log = logging.getLogger("sandfleet.node")
 
-_SOCKET = "s"
 _CONFIG = "config"
-#: How long "nobody listens" may take to turn into "it is dead".
-_DYING_S = 0.5
 _LAST_WORDS_S = 1.0
 
 
@@ -48,6 +44,7 @@ class Launch:
         name: Of the container.
         labels: Whose it is.
         policy: What it may be; its image by id.
+        image: The name its image has.
         program: What runs in it.
         network: The engine's name for its network.
         port: Where sandboxd listens; None: at a socket in the run directory.
@@ -57,6 +54,7 @@ class Launch:
     name: str
     labels: Mapping[str, str]
     policy: Policy
+    image: str
     program: Program
     network: str
     port: int | None
@@ -68,16 +66,20 @@ class Starter:
 
     Args:
         engine: Where.
-        waiter: The node's, for the connections.
+        ways: Makes the connections.
         host_uid: Who sandboxes are on the host; None where that is the worker itself.
         timeout_s: How long a container may take to answer, in seconds.
+        orphan_s: How long a container goes on that no node is connected to, in seconds; 0: for ever.
     """
 
-    def __init__(self, engine: Engine, waiter: Waiter, host_uid: int | None, timeout_s: float) -> None:
+    def __init__(
+        self, engine: Engine, ways: Ways, host_uid: int | None, timeout_s: float, orphan_s: float = 0.0
+    ) -> None:
         self._engine = engine
-        self._waiter = waiter
+        self._ways = ways
         self._host_uid = host_uid
         self._timeout_s = timeout_s
+        self._orphan_s = orphan_s
 
     def start(self, plan: SandboxPlan, launch: Launch) -> Sandbox:
         """The running sandbox of a plan; it has proved to be the one.
@@ -93,12 +95,14 @@ class Starter:
             always.callback(os.close, run_fd)
             os.close(local_dirs.open_user_data(plan.user_data, self._host_uid))
             if launch.program.python:
-                self._leave_config(run_fd, _config(key, token, launch.env))
+                config = {**_config(key, token, launch.env), "orphan_s": self._orphan_s}
+                self._leave_config(run_fd, config)
             container = self._started(launch, _binds(plan, launch.program), undo)
             state = self._running(container)
             vital = Vital(self._engine, container, open_pidfd(int(state["State"].get("Pid") or 0), container))
             undo.callback(vital.close)
-            way = self._way(plan, launch, state, vital, _Secrets(run_fd, key, token))
+            ticket = ticket_of(plan, launch, state, key=key, token=token)
+            way = self._ways.into(plan.sandbox_id, ticket, state, run_fd, vital)
             undo.callback(way.close)
             if isinstance(way, EndpointConnection):
                 self._prove(way, launch, state)
@@ -107,18 +111,14 @@ class Starter:
                 os.fchown(run_fd, os.geteuid(), os.getegid())
                 os.fchmod(run_fd, 0o755)
             undo.pop_all()
-        return Sandbox(
-            name=launch.name,
-            container=container,
-            pid=int(state["State"].get("Pid") or 0),
-            run_dir=plan.run_dir,
-            user_data=plan.user_data,
-            transport="exec" if not launch.program.python else "unix" if launch.port is None else "tcp",
-            connection=way,
-            vital=vital,
-            rename=way.rename,
-            sandbox_id=plan.sandbox_id,
-        )
+        return Sandbox(ticket, way, vital, plan.sandbox_id)
+
+    def undo(self, sandbox: Sandbox) -> None:
+        """Leave nothing of one that was started a moment ago and that nobody is to have."""
+        sandbox.connection.close()
+        sandbox.vital.close()
+        self._discard(sandbox.ticket.container)
+        local_dirs.remove_tree(Path(sandbox.ticket.run_dir))
 
     def probe(self, name: str, body: Mapping[str, Any], timeout_s: float) -> int | None:
         """The exit code of a container that runs once and is removed; None when it did not end in time.
@@ -201,39 +201,13 @@ class Starter:
             raise StartFailed(f"the sandbox ended while it started: {how}", reason="died")
         return found
 
-    def _way(self, plan: SandboxPlan, launch: Launch, state: Mapping[str, Any], vital: Vital, known: _Secrets) -> Any:
-        def liveness() -> Liveness:
-            return vital.look(_DYING_S)
-
-        if not launch.program.python:
-            return ExecConnection(
-                self._engine,
-                str(state["Id"]),
-                sandbox_id=plan.sandbox_id,
-                uid=launch.policy.user,
-                env=launch.env,
-                liveness=liveness,
-            )
-        endpoint: Endpoint
-        if launch.port is None:
-            uid = os.geteuid() if self._host_uid is None else self._host_uid
-            pid = int(state["State"].get("Pid") or 0) or None
-            endpoint = UnixEndpoint(os.dup(known.run_fd), _SOCKET, known.key, uid=uid, pid=pid)
-        else:
-            endpoint = TcpEndpoint(address_in(state, launch.network), launch.port, known.key, known.token)
-        return EndpointConnection(endpoint, sandbox_id=plan.sandbox_id, liveness=liveness, waiter=self._waiter)
-
     def _prove(self, way: EndpointConnection, launch: Launch, state: Mapping[str, Any]) -> None:
         """Wait for the first answer, before which nothing of the thread's can run.
 
         Raises:
             StartFailed: None came, or somebody else's.
         """
-        try:
-            answer = way.perform(Operation(new_op_id(), "health", {}), self._timeout_s)
-            problem = str(answer.error) if answer.error is not None else ""
-        except TimeoutError:
-            problem = "no answer"
+        problem = problem_with(way, self._timeout_s)
         if not problem:
             return
         if launch.port is not None:
@@ -253,13 +227,26 @@ class Starter:
             log.warning("container.not_removed", extra={"container": container, "error": str(exc)})
 
 
-@dataclass(frozen=True, slots=True)
-class _Secrets:
-    """What proves that a sandbox is the one."""
-
-    run_fd: int
-    key: bytes
-    token: str | None
+def ticket_of(plan: SandboxPlan, launch: Launch, state: Mapping[str, Any], *, key: bytes, token: str | None) -> Ticket:
+    """What is kept of a container that was just started; ``state`` is what the engine tells of it."""
+    by_exec = not launch.program.python
+    return Ticket(
+        name=launch.name,
+        container=str(state["Id"]),
+        started_at=str(state["State"].get("StartedAt") or ""),
+        pid=int(state["State"].get("Pid") or 0),
+        image=launch.image,
+        image_id=launch.policy.image,
+        transport="exec" if by_exec else "unix" if launch.port is None else "tcp",
+        run_dir=str(plan.run_dir.absolute()),
+        user_data=str(plan.user_data.absolute()),
+        network=launch.network,
+        port=launch.port,
+        user=launch.policy.user,
+        key=key.hex(),
+        token=token,
+        env=dict(launch.env) if by_exec else {},
+    )
 
 
 def _config(key: bytes, token: str | None, env: Mapping[str, str]) -> dict[str, Any]:
@@ -276,17 +263,3 @@ def _binds(plan: SandboxPlan, program: Program) -> tuple[Bind, ...]:
         Bind(str(plan.run_dir), RUN_DIR, read_only=False),
         *program.binds,
     )
-
-
-def address_in(state: Mapping[str, Any], network: str) -> str:
-    """The container's address there.
-
-    Raises:
-        StartFailed: It has none.
-    """
-    networks = (state.get("NetworkSettings") or {}).get("Networks") or {}
-    there: Mapping[str, Any] = networks.get(network) or next(iter(networks.values()), {})
-    address = str(there.get("IPAddress") or (state.get("NetworkSettings") or {}).get("IPAddress") or "")
-    if not address:
-        raise StartFailed(f"the container got no address in network {network}", reason="no_network")
-    return address

@@ -47,7 +47,7 @@ local function thread_state(digest, ms)
   if state == 'lost' or call('GET', P .. 'lease:' .. node) ~= inc then return nil, sid, route, node end
   if state == 'live' then
     local ns = call('HGET', P .. 'node:' .. node, 'state')
-    if ns ~= 'ready' and ns ~= 'cordoned' then state = nil end
+    if ns ~= 'ready' and ns ~= 'cordoned' and ns ~= 'away' then state = nil end
   elseif state == 'creating' then
     local until_ms = tonumber(call('ZSCORE', P .. 'places:' .. node, sid) or 0)
     if until_ms <= ms then state = nil end
