@@ -486,7 +486,8 @@ class CheckpointFailed(CheckpointError):
 
 
 class NoCheckpoint(CheckpointError, LookupError):
-    """Nothing was saved of the thread, or nothing of that id: wait for its home, or acquire with ``on_lost="fresh"``."""
+    """Nothing was saved of the thread, or nothing of that id: wait for its home, or acquire with ``on_lost="fresh"``.
+    """
 
     code = "no_checkpoint"
 

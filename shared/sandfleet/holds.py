@@ -16,6 +16,9 @@ __all__ = ["Holds"]
 
 log = logging.getLogger("sandfleet.client")
 
+#: A store that lost its data keeps what nodes tell it again in use for a little longer than this.
+_RENEWED_WITHIN_S = 20.0
+
 
 @dataclass(slots=True)
 class _Hold:
@@ -149,7 +152,7 @@ class Holds:
 
     def renew(self) -> None:
         """Renew what is due; called about once a second."""
-        if time.monotonic() - self._renewed_at < self._ttl_s / 3:
+        if time.monotonic() - self._renewed_at < min(self._ttl_s / 3, _RENEWED_WITHIN_S):
             return
         with self._lock:
             before = dict(self._held)

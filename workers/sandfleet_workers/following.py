@@ -123,6 +123,8 @@ class Follower:
         self._pause = 0
         self._pausing = False
         self._anew = False
+        #: The command has ended; what it wrote may not be here yet.
+        self._over_there = False
         self._pulled_at = 0.0
         self._failures = 0
         self._pushes_failed = 0
@@ -175,7 +177,9 @@ class Follower:
             content[:out_bytes],
             content[out_bytes : out_bytes + err_bytes],
         )
-        running = bool(value["running"]) or out_bytes + err_bytes >= self._most
+        self._over_there = not value["running"]
+        # A short answer is not the last one: it ends where the sandbox begins to leave something out.
+        running = not self._over_there or out_bytes + err_bytes > 0
         if output.out or output.err:
             self._push(output, more=running)
         elif self._at == (0, 0):
@@ -217,7 +221,8 @@ class Follower:
 
     def _again(self) -> None:
         self._pausing, pause = True, self._pause
-        self._line.later(max(0.0, self._pulled_at + _BATCH_S - time.monotonic()), lambda: self._go_on(pause))
+        due_s = 0.0 if self._over_there else self._pulled_at + _BATCH_S - time.monotonic()
+        self._line.later(max(0.0, due_s), lambda: self._go_on(pause))
 
     def _go_on(self, pause: int) -> None:
         if self._pausing and pause == self._pause:

@@ -277,7 +277,8 @@ class Store(Blanks, Line, Returning, Exchange, Streams, Collecting):
     @abstractmethod
     def renew_agents(self, agent: str, holds: Mapping[str, str], *, ttl_s: float) -> list[str]:
         """Hold every sandbox of ``holds`` (sandbox id → owner's digest) ``ttl_s`` longer; gives those that are not live
-        or not that owner's. A hold that lapsed or that the store lost is taken again; the sandbox is not warm then."""
+        or not that owner's, but none that a store which lost its data may hear of yet. A hold that lapsed or was lost
+        is taken again; the sandbox is not warm then."""
 
     @abstractmethod
     def begin_stop(

@@ -31,12 +31,13 @@ class MemorySandboxes(MemorySteps, Store):
     def renew_agents(self, agent: str, holds: Mapping[str, str], *, ttl_s: float) -> list[str]:
         with self._lock:
             gone = []
+            unsure = next(iter(self._nodes), None) is None or self._recovering_until > self._now()
             for sandbox_id, owner in holds.items():
                 sandbox = self._sandboxes.get(sandbox_id)
                 if sandbox and sandbox.owner == owner and sandbox.state == SandboxState.LIVE:
                     self._agents[sandbox_id][agent] = self._now() + ms_of(ttl_s)
                     self._warm[sandbox.route.node_id].pop(sandbox_id, None)
-                else:
+                elif sandbox or not unsure:
                     gone.append(sandbox_id)
             return gone
 

@@ -15,7 +15,7 @@ from sandfleet.store.codec import brief_error, ms_of
 from sandfleet.store.memory_state import KEEP_MS, Failing, Sandbox, Thread, Waiting
 from sandfleet.store.memory_steps import STOPPING_MS, MemorySteps, where
 
-ADOPTED_MS = 60_000
+ADOPTED_MS = 25_000
 FAILING_MS = 600_000
 MAX_WAITERS = 1000
 

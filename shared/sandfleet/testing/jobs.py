@@ -20,8 +20,7 @@ _KEPT_S = 3600.0
 
 
 class MockJobs:
-    """What there is of a store without a fleet: the records and output streams of commands, and what is asked about
-    them.
+    """What there is of a store without a fleet: locks, and the records and output streams of commands.
 
     Raises:
         NotSupported: By all else that a store has.
@@ -30,6 +29,7 @@ class MockJobs:
     def __init__(self) -> None:
         self._streams = MemoryStore()
         self.read_output, self.drop_reader = self._streams.read_output, self._streams.drop_reader
+        self.lock, self.unlock = self._streams.lock, self._streams.unlock
         self._views: dict[str, OpView] = {}
         self._killed_by: dict[str, str] = {}
 

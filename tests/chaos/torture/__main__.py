@@ -22,6 +22,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--think-s", type=float, default=0.3, help="most that a client's thread waits between calls")
     parser.add_argument("--sabotage", action="store_true", help="run one effect twice by hand: the judge must see it")
+    parser.add_argument(
+        "--faults", type=lambda text: tuple(text.split(",")), default=(), help="only these, as the table names them"
+    )
     parser.add_argument("--json", type=Path, default=Path("build/chaos.json"))
     given = vars(parser.parse_args())
     path = given.pop("json")

@@ -46,6 +46,8 @@ class Faults:
             self.message_delivered_again: 12,
             self.message_of_long_ago: 8,
         }
+        if only := world.options.faults:
+            self._weights = {getattr(self, name): 1 for name in only}
 
     def turn(self) -> None:
         """Do what is due, and sometimes something new."""

@@ -44,7 +44,8 @@ class Options:
     think_s: float = 0.3
     seed: int = 0
     sabotage: bool = False
-    image: str = ""
+    #: Names of faults (methods of `Faults`), each as likely as the others; empty: all, by weight.
+    faults: tuple[str, ...] = ()
 
 
 @dataclass
@@ -217,6 +218,7 @@ class World:
     def wait_for_nodes(self) -> None:
         def all_alive() -> bool:
             self.supervise()
+            assert not any(role.again_at for role in self.roles), "somebody is about to end, or to begin"
             assert self.alive() == set(self.nodes)
             return True
 

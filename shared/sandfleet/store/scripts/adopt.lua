@@ -45,7 +45,7 @@ call('ZREM', P .. 'warm:' .. node, sid)
 grant_waiters(A[1], route, ms, 'false')
 -- Whoever was in it has not said so again yet: until then it is in use, so that nobody evicts it.
 if tonumber(call('HGET', P .. 'fleet', 'recovering') or 0) > ms then
-  call('ZADD', P .. 'agents:' .. sid, ms + 60000, 'recovering')
+  call('ZADD', P .. 'agents:' .. sid, ms + 25000, 'recovering')
   keep(P .. 'agents:' .. sid, 2 * DAY)
 end
 settle(sid, route, ms)

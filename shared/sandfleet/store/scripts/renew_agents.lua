@@ -1,10 +1,12 @@
 -- Push an agent's holds; one that lapsed or was lost is taken again.
 -- KEYS  1 prefix
 -- ARGV  1 agent  2 ttl ms  3… sandbox id, owner (a page of pairs)
--- Returns those that are not live any more or not that owner's.
+-- Returns those that are not live any more or not that owner's; none that may yet be announced again.
 --@use time route
 local ms, ttl = now_ms(), tonumber(A[2])
 local gone = {}
+local fleet = call('HMGET', P .. 'fleet', 'since', 'recovering')
+local unsure = not fleet[1] or tonumber(fleet[2] or 0) > ms
 for i = 3, #A, 2 do
   local sid = A[i]
   local sb = call('HMGET', P .. 'sandbox:' .. sid, 'owner', 'state', 'route')
@@ -14,7 +16,7 @@ for i = 3, #A, 2 do
     call('ZREM', P .. 'warm:' .. node, sid)
     call('ZADD', P .. 'agents:' .. sid, ms + ttl, A[1])
     keep(P .. 'agents:' .. sid, math.max(ttl, 2 * DAY))
-  else
+  elseif sb[1] or not unsure then
     gone[#gone + 1] = sid
   end
 end
