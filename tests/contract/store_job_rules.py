@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
@@ -28,7 +31,13 @@ class JobRules(ReturnRules):
 
         answers = self.both(act)
         assert not (stranger and answers[0])
-        self.both(lambda w, side: (r := w.record(pair[side], op_id, identity)).status + r.state + (r.reply or ""))
+
+        def again(world: World, side: int) -> tuple[str, str, Any]:
+            recorded = world.record(pair[side], op_id, identity)
+            # The stores write JSON with and without blanks.
+            return recorded.status, recorded.state, json.loads(recorded.reply or "null")
+
+        self.both(again)
         self.both(lambda w, _: (view := w.store.op(op_id)) and (view.job, view.reply_to))
 
     @precondition(lambda self: self.ops)

@@ -31,7 +31,8 @@ def test_a_replaced_file_is_given_up_after_the_answer(tmp_path: Path, there: boo
         held.append(still_open(path))
 
     request = SimpleNamespace(params=lambda: sandboxd.Args({"path": str(path)}), body=content)
-    sandboxd.Server.put_file(SimpleNamespace(path=lambda text: text, work=work), request)  # type: ignore[arg-type]
+    server = SimpleNamespace(path=lambda text: text, work=work, repeats=lambda _request, _args: False)
+    sandboxd.Server.put_file(server, request)  # type: ignore[arg-type]
     assert path.read_bytes() == content
     assert held == [there]
     assert not still_open(path)
