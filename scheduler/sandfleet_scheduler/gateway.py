@@ -267,12 +267,13 @@ class Gateway:
     def _wait_for_sandbox(self, identity: Identity, agent: str, waiter_id: str) -> Route:
         settings = self._settings
         now_ms = self._client.now_ms()
-        request = AcquireRequest(identity, wanted_spec(settings), overflow=settings.overflow_policy, asked_at_ms=now_ms)
+        request = AcquireRequest(identity, wanted_spec(settings), settings.on_lost, settings.overflow_policy, now_ms)
         asking = Asking(
             identity,
             request.spec,
             agent,
             settings.acquire_timeout_s,
+            settings.on_lost,
             place=lambda: self._scheduler.place_or_tell(request) == IN_LINE,
             waiter_id=waiter_id,
             line_patience_s=0.0,

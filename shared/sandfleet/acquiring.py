@@ -18,6 +18,7 @@ from sandfleet.errors import (
     OutcomeUnknown,
     QuotaExceeded,
     ReplyTimeout,
+    SandboxLost,
     SandfleetError,
     StartFailed,
     StoreUnavailable,
@@ -305,6 +306,7 @@ def send_lifecycle(
 
     Raises:
         NotStarted: The node or the sandbox was not in the state the operation expects.
+        SandboxLost: It ended before the node could be asked to delete its data.
         ReplyTimeout: No answer within ``within_s``.
     """
     op_id = new_op_id()
@@ -325,8 +327,8 @@ def send_lifecycle(
     try:
         recorded, waited = yield from _recorded(client, record, push, within_s)
         pending.now_recorded()
-        if recorded.status == "not_found" and waited and not args.get("delete_data"):
-            return {"ok": {}}  # its node came back and has ended it by itself
+        if recorded.status == "not_found" and waited:
+            return _ended_by_itself(route, args)
         if recorded.status != "recorded":
             raise NotStarted(
                 f"{kind} of sandbox {route.sandbox_id} was not taken: {recorded.status}",
@@ -344,6 +346,17 @@ def send_lifecycle(
         raise OutcomeUnknown(f"the record of {kind} of sandbox {route.sandbox_id} is gone; look whether it happened")
     reply: dict[str, Any] = json.loads(payload)
     return reply
+
+
+def _ended_by_itself(route: Route, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The reply to ``node.destroy`` when its node came back and had ended the sandbox before it was asked."""
+    if args.get("delete_data"):
+        raise SandboxLost(
+            f"sandbox {route.sandbox_id} ended while its node was away, its data is not deleted: acquire its thread "
+            "again, then destroy",
+            sandbox_id=route.sandbox_id,
+        )
+    return {"ok": {}}
 
 
 def _recorded(client: Client, record: OpRecord, push: Push, within_s: float) -> Steps[tuple[Recorded, bool]]:

@@ -67,7 +67,7 @@ class AsyncSandboxProvider(AsyncCheckpointing):
         *,
         user_id: str | None = None,
         timeout_s: float | None = None,
-        on_lost: str = "wait_for_home",
+        on_lost: str | None = None,
     ) -> str:
         """See `SandboxProvider.acquire`."""
         return await drive_async(self._sync._acquire(thread_id, user_id, timeout_s, on_lost))

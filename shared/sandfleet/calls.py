@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, TypedDict
 
 from sandfleet.client import Answer, Call, Client, Target
-from sandfleet.errors import FileTooLarge, InternalError, InvalidArgument, SandboxNotFound, from_wire
+from sandfleet.errors import FileTooLarge, InternalError, InvalidArgument, OutcomeUnknown, SandboxNotFound, from_wire
 from sandfleet.ids import Identity
 from sandfleet.job_values import OutputGap
 from sandfleet.model import CommandResult, FileInfo, GrepMatch, Health, SandboxInfo, SandboxMetrics, TextRead
@@ -97,6 +97,10 @@ def command_result(answer: Answer) -> CommandResult:
 
 
 def _result(value: Mapping[str, Any], answer: Answer) -> CommandResult:
+    if "exit_code" not in value:
+        # Another call with this id had asked for a job.
+        why = f"{answer.op_id} runs as a background job: sandbox.job({answer.op_id!r}).wait() tells how it ends"
+        raise OutcomeUnknown(why, op_id=answer.op_id)
     streams = [value["stdout"], value["stderr"]]
     if value.get("encoding") == "base64":
         streams = [base64.b64decode(stream).decode("utf-8", "surrogateescape") for stream in streams]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ __all__ = ["NOT_RESTORED", "Checkpoint", "Restoration"]
 
 #: What no checkpoint holds.
 NOT_RESTORED = ("processes", "memory", "changes since")
+_SKIPPED_TOLD = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,9 @@ class Restoration:
         files: How many files came back.
         size_bytes: What they hold.
         missing: What did not come back.
+        passed_over: Ids of newer checkpoints that could not be used, so that this one was taken.
+        consistent: Nothing had changed while it was saved.
+        skipped: What could not be saved then, and why; 5 of them at most.
     """
 
     checkpoint_id: str
@@ -85,10 +89,27 @@ class Restoration:
     files: int
     size_bytes: int
     missing: tuple[str, ...] = NOT_RESTORED
+    passed_over: tuple[str, ...] = ()
+    consistent: bool = True
+    skipped: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, *, passed_over: Sequence[str] = ()) -> Restoration:
+        """What came back of a checkpoint."""
+        return cls(
+            checkpoint.id,
+            checkpoint.saved_at,
+            checkpoint.files,
+            checkpoint.size_bytes,
+            passed_over=tuple(passed_over),
+            consistent=checkpoint.consistent,
+            skipped=checkpoint.skipped[:_SKIPPED_TOLD],
+        )
 
     def to_wire(self) -> dict[str, Any]:
         """JSON form."""
-        return {**asdict(self), "missing": list(self.missing)}
+        lists = {name: list(getattr(self, name)) for name in ("missing", "passed_over", "skipped")}
+        return {**asdict(self), **lists}
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> Restoration:
@@ -103,6 +124,9 @@ class Restoration:
             files=int(data["files"]),
             size_bytes=int(data["size_bytes"]),
             missing=tuple(_text(line) for line in data.get("missing") or ()),
+            passed_over=tuple(_text(line) for line in data.get("passed_over") or ()),
+            consistent=bool(data.get("consistent", True)),
+            skipped=tuple(_text(line) for line in data.get("skipped") or ()),
         )
 
 

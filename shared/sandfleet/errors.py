@@ -288,7 +288,7 @@ class SandboxNotFound(SandboxError, LookupError):
 
 
 class SandboxLost(SandboxError):
-    """The sandbox died with its node or was killed; processes are gone. Acquire again for a new one."""
+    """The sandbox was killed, or died with its node; processes are gone. Acquire again for a new one."""
 
     code = "sandbox_lost"
 
@@ -486,8 +486,7 @@ class CheckpointFailed(CheckpointError):
 
 
 class NoCheckpoint(CheckpointError, LookupError):
-    """Nothing was saved of the thread, or nothing of that id: wait for its home, or acquire with ``on_lost="fresh"``.
-    """
+    """Nothing was saved of the thread, or not that: wait for its home, or acquire with ``on_lost="fresh"``."""
 
     code = "no_checkpoint"
 

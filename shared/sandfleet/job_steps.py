@@ -38,6 +38,8 @@ _SILENCE_S = 2.0
 #: So long a job that was there a moment ago is looked for again: Redis may have lost its data, and nodes bring
 #: theirs back within a lease.
 _PATIENCE_S = 15.0
+#: So long a sandbox that Redis does not know is looked for again, before its job is said not to be there.
+_SANDBOX_PATIENCE_S = 5.0
 _PAUSE_S = 0.5
 
 _LOST = frozenset(
@@ -65,7 +67,7 @@ class JobSteps:
 
     def status(self) -> Steps[JobStatus]:
         """From its record; if Redis lost that, from its sandbox."""
-        until = time.monotonic() + (_PATIENCE_S if self.seen else 0.0)
+        began = time.monotonic()
         while True:
             view = yield from self._view()
             if view is not None:
@@ -75,7 +77,9 @@ class JobSteps:
                 self.seen = True
                 return _status_told(self._id, answer.value)
             except (SandboxNotFound, JobNotFound, SandboxLost) as exc:
-                if time.monotonic() >= until or isinstance(exc, SandboxLost):
+                unseen_s = _SANDBOX_PATIENCE_S if isinstance(exc, SandboxNotFound) else 0.0
+                patience_s = _PATIENCE_S if self.seen else unseen_s
+                if time.monotonic() - began >= patience_s or isinstance(exc, SandboxLost):
                     if not self.seen:
                         raise JobNotFound(f"no job {self._id} in this sandbox", op_id=self._id) from exc
                     return JobStatus(self._id, JobState.LOST, code=exc.code, error=exc.message)
@@ -83,11 +87,13 @@ class JobSteps:
 
     def _view(self) -> Steps[OpView | None]:
         view: OpView | None = yield Do(lambda: self._client.store.op(self._id))
-        if view is None or view.sandbox_id != self._target.sandbox_id:
+        if view is None:
             return None
         mine = self._target.identity
-        if mine is not None and view.owner and view.owner != mine.digest:
-            return None  # the same as if it did not exist: nobody learns whose it is
+        stranger = mine is not None and view.owner and view.owner != mine.digest
+        if stranger or view.sandbox_id != self._target.sandbox_id:
+            # The same as if it did not exist: nobody learns whose it is. Nor is the sandbox asked, which may lie.
+            raise JobNotFound(f"no job {self._id} in this sandbox", op_id=self._id)
         self.seen = True
         return view
 

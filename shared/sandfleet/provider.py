@@ -87,7 +87,7 @@ class SandboxProvider(Checkpointing):
         *,
         user_id: str | None = None,
         timeout_s: float | None = None,
-        on_lost: str = "wait_for_home",
+        on_lost: str | None = None,
     ) -> str:
         """The id of the thread's sandbox: the one it has (live or warm), or a new one.
 
@@ -97,7 +97,8 @@ class SandboxProvider(Checkpointing):
             timeout_s: How long to wait for one; the setting ``acquire_timeout_s`` by default.
             on_lost: When the node that holds the thread's data is away: ``wait_for_home`` waits, then raises;
                 ``restore`` goes on elsewhere with the newest checkpoint once it is gone, and raises when there is none;
-                ``fresh`` starts with empty data elsewhere. `SandboxInfo.restored` tells what came back.
+                ``fresh`` starts with empty data elsewhere; the setting ``on_lost`` by default (``wait_for_home``).
+                `SandboxInfo.restored` tells what came back.
 
         Raises:
             NoCapacity: Every fitting node stayed full (``facts`` tell the position in line and the time in it), or
@@ -227,9 +228,10 @@ class SandboxProvider(Checkpointing):
         thread_id: str | None,
         user_id: str | None,
         timeout_s: float | None,
-        on_lost: str,
+        on_lost: str | None = None,
         restore: Mapping[str, Any] | None = None,
     ) -> Steps[str]:
+        on_lost = on_lost if on_lost is not None else self.settings.on_lost
         if on_lost not in ON_LOST:
             raise InvalidArgument(f"on_lost must be one of {', '.join(ON_LOST)}, not {on_lost!r}")
         identity = Identity.anonymous(user_id) if thread_id is None else Identity(thread_id, user_id)

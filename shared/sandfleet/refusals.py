@@ -21,6 +21,7 @@ _PASSING = frozenset(
     {
         "node_down",
         "away",
+        "creating",
         "draining",
         "leaving",
         "stale_route",
@@ -45,7 +46,7 @@ def refusal(status: str, sandbox_id: str, op_id: str) -> SandfleetError:
         case "not_found":
             return SandboxNotFound(f"no sandbox {sandbox_id} of yours; {again}", **facts)
         case "lost":
-            return SandboxLost(f"sandbox {sandbox_id} died with its node; its processes are gone, {again}", **facts)
+            return SandboxLost(f"sandbox {sandbox_id} has died, with all that ran in it; {again}", **facts)
         case "stopping":
             return SandboxStopping(f"sandbox {sandbox_id} is being destroyed; {again}", **facts)
         case "node_down":

@@ -57,7 +57,7 @@ def start(provider: SandboxProvider, target: Target) -> Steps[None]:
     client: Client = yield Do(provider._client)
     identity: Identity = yield Do(lambda: client.identity_of(target))
     before = client.holds[target.sandbox_id]
-    sandbox_id = yield from provider._acquire(identity.thread_id, identity.user_id, None, "wait_for_home")
+    sandbox_id = yield from provider._acquire(identity.thread_id, identity.user_id, None)
     # As many holds as before. What was counted of a sandbox that is gone counts no more: then this one is the first.
     if before and client.holds[sandbox_id] > before:
         yield from provider._release(sandbox_id, all_of_them=False)
@@ -133,7 +133,7 @@ def with_thread(
     """Do something in the thread's sandbox, held for as long as it takes."""
     identity = Identity(thread_id, user_id)
     client: Client = yield Do(provider._client)
-    sandbox_id = yield from provider._acquire(thread_id, user_id, None, "wait_for_home")
+    sandbox_id = yield from provider._acquire(thread_id, user_id, None)
     target = replace(provider._target(sandbox_id), identity=identity)
 
     def call(one: Call) -> Steps[Answer]:

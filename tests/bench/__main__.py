@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import container_load, containers, engine, spine
+from tests.bench import container_load, containers, engine, spine, streams
 
 #: What the issues ask of each figure: (comparison, goal).
 GOALS = {
@@ -41,7 +41,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds: a look, not a measurement")
     parser.add_argument(
-        "--only", choices=["latency", "events", "calls", "fleet", "growth", "containers"], action="append"
+        "--only", choices=["latency", "events", "calls", "streams", "fleet", "growth", "containers"], action="append"
     )
     parser.add_argument("--out", type=Path, default=Path("build/bench.json"))
     options = parser.parse_args()
@@ -71,6 +71,7 @@ def _parts(tmp: Path, *, quick: bool) -> list[tuple[str, str, Callable[[], dict[
         ("latency", "spine", lambda: spine.latency(tmp, events=False, blocks=blocks, seconds=seconds)),
         ("events", "spine", lambda: spine.latency(tmp, events=True, blocks=max(4, blocks // 2), seconds=seconds / 2)),
         ("calls", "spine", spine.round_trips),
+        ("streams", "streams", lambda: streams.first_byte(rounds=20 if quick else 100)),
         ("fleet", "spine", lambda: spine.fleet(operations=4 if quick else 10)),
         ("growth", "spine", lambda: spine.growth(operations=5_000 if quick else 50_000)),
         ("containers", "containers", lambda: containers.speed(tmp, blocks=blocks)),

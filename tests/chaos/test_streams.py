@@ -137,6 +137,9 @@ def test_output_is_whole_though_redis_forgets_everything_while_it_is_written_and
                     raw.flushall()
                 reached = reader.lines
                 wait_until(lambda: reader.lines > reached + 100, 60, story=fleet.story)  # noqa: B023
+            wait_until(lambda: any(view.job for view in fleet.store.ops()), 30, story=fleet.story)
+            provider.release(sandbox.id)
+            assert [info.ops for info in fleet.store.sandboxes() if info.sandbox_id == sandbox.id] == [1]
             assert job.poll().state is JobState.RUNNING, "the sandbox knows what Redis has forgotten"
         finally:
             wait_until(lambda: _did(sandbox, "touch stop"), 60, story=fleet.story)

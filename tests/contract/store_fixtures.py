@@ -82,6 +82,10 @@ class World:
         """How long the op record lives from now on."""
         raise NotImplementedError
 
+    def stream_kept_s(self, stream: str) -> float:
+        """How long the output stream lives from now on."""
+        raise NotImplementedError
+
     def forge_id(self, sandbox_id: str, digest: str) -> None:
         raise NotImplementedError
 
@@ -283,6 +287,9 @@ class MemoryWorld(World):
     def kept_s(self, op_id: str) -> float:
         return (self.memory._ops._entries[op_id][1] - self.memory.now_ms()) / 1000
 
+    def stream_kept_s(self, stream: str) -> float:
+        return self.memory._outputs.left_ms(stream) / 1000
+
     def forge_id(self, sandbox_id: str, digest: str) -> None:
         self.memory._ids.put(sandbox_id, digest, math.inf)
 
@@ -361,6 +368,9 @@ class RedisWorld(World):
 
     def kept_s(self, op_id: str) -> float:
         return self.raw.pttl(f"{self.prefix}op:{op_id}") / 1000
+
+    def stream_kept_s(self, stream: str) -> float:
+        return self.raw.pttl(f"{self.prefix}out:{stream}") / 1000
 
     def forge_id(self, sandbox_id: str, digest: str) -> None:
         self.raw.set(f"{self.prefix}id:{sandbox_id}", digest)

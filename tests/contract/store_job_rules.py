@@ -41,6 +41,23 @@ class JobRules(ReturnRules):
         self.both(lambda w, _: (view := w.store.op(op_id)) and (view.job, view.reply_to))
 
     @precondition(lambda self: self.ops)
+    @rule(ago=back, stranger=st.booleans(), another=st.booleans())
+    def job_again(self, ago: int, stranger: bool, another: bool) -> None:
+        """A node tells of a job that the store may have forgotten, or may know, under whatever id."""
+        op_id, identity, pair = self.ops[-1 - ago % len(self.ops)]
+        op_id = f"{op_id}-again" if another else op_id
+
+        def act(world: World, side: int) -> bool:
+            route = renamed(pair[side], "stranger") if stranger else pair[side]
+            return world.store.job_again(op_id, route, reply='{"ok":{}}', describe="bash: x", lasts_s=LONG_S)
+
+        answers = self.both(act)
+        assert not (stranger and answers[0])
+        if answers[0]:
+            self.ops.append((op_id, identity, pair))
+        self.both(lambda w, _: (view := w.store.op(op_id)) and (view.job, view.state, view.kind, view.describe))
+
+    @precondition(lambda self: self.ops)
     @rule(ago=back, out=st.binary(max_size=3), at=st.integers(0, 4), anew=st.booleans(), keep=st.sampled_from([4, 99]))
     def writes(self, ago: int, out: bytes, at: int, anew: bool, keep: int) -> None:
         op_id = self.ops[-1 - ago % len(self.ops)][0]

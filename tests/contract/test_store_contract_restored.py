@@ -26,7 +26,9 @@ def test_a_creation_that_fails_elsewhere_leaves_the_home_of_the_data_where_it_is
 
 def test_what_a_sandbox_began_with_is_told_as_long_as_it_lives(world: World) -> None:
     world.announce()
-    began = Restoration("0123456789abcdef", 12.5, 3, 1000)
+    began = Restoration(
+        "0123456789abcdef", 12.5, 3, 1000, passed_over=("f" * 16,), consistent=False, skipped=("a: a pipe",)
+    )
     route = world.reserved()
     assert world.store.created(route, restored=began)
     found = world.store.sandbox(route.sandbox_id)

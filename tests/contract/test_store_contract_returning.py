@@ -148,3 +148,34 @@ def test_nothing_else_is_reattached(world: World, what: str) -> None:
     view = world.store.op("o1")
     assert view is not None
     assert view.incarnation == "i1"
+
+
+def test_a_returning_node_s_sandboxes_are_live_until_it_has_closed_its_earlier_run(world: World) -> None:
+    world.announce()
+    world.listen()
+    kept, gone = world.live(), world.live(BOB)
+    world.store.announce(SECOND, lease_s=LONG_S, take_over=True)
+    assert world.acquire(op_id="a2").route == kept
+    assert world.reserve(BOB, incarnation="i2").route == gone
+    assert world.record(kept).status == "node_down"
+    new = replace(kept, incarnation="i2")
+    assert world.store.adopt(ALICE, SPEC, new, data_id="data-1")
+    assert world.store.close_incarnation("n1", "i2", reason="back").sandboxes == (gone.sandbox_id,)
+    assert world.acquire(op_id="a3").route == new
+    assert world.acquire(BOB, op_id="a4").status == "requested"
+
+
+def test_a_node_that_dies_while_it_comes_back_has_nothing_live(world: World) -> None:
+    world.announce()
+    world.live()
+    world.store.announce(SECOND, lease_s=LONG_S, take_over=True)
+    world.lapse_lease()
+    assert world.acquire(op_id="a2").status == "requested"
+
+
+def test_a_node_that_is_back_on_another_data_root_has_nothing_live(world: World) -> None:
+    world.announce()
+    world.live()
+    world.lapse_lease()
+    world.store.announce(replace(SECOND, data_id="data-2"), lease_s=LONG_S, take_over=True)
+    assert world.acquire(op_id="a2").status == "requested"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sandfleet.model import SandboxSpec
 from sandfleet.store.base import Output, Pushed, Route
 from tests.contract.store_fixtures import ALICE, LONG_S, MemoryWorld, World
 
@@ -60,6 +62,29 @@ def test_an_empty_push_asks_how_far_the_stream_goes(world: World) -> None:
     push(world, Output(0, 0, b"abc", b"d"))
     assert push(world, Output(0, 0)) == Pushed("ok", 3, 1)
     assert read(world) == [Output(0, 0, b"abc", b"d")]
+
+
+def test_what_does_not_begin_where_the_stream_ends_is_left_away(world: World) -> None:
+    """Redis may have lost its last entries, which the sandbox still has."""
+    push(world, Output(0, 0, b"abc", b"d"))
+    for beyond in (Output(4, 1, b"x"), Output(3, 2, b"xx"), Output(2, 9, b"xxx")):
+        assert push(world, beyond) == Pushed("ok", 3, 1)
+    assert read(world) == [Output(0, 0, b"abc", b"d")]
+    assert push(world, Output(4, 1, b"x"), anew=True) == Pushed("ok", 5, 1)
+
+
+def test_what_is_missing_at_the_end_can_be_told(world: World) -> None:
+    push(world, Output(0, 0, b"abc", b"d"))
+    assert push(world, Output(5, 2), anew=True) == Pushed("ok", 5, 2)
+    assert push(world, Output(5, 2), anew=True) == Pushed("ok", 5, 2)
+    assert read(world, 3, 1) == [Output(5, 2)]
+
+
+def test_the_output_of_a_call_is_not_kept_for_long(world: World) -> None:
+    route = job(world)
+    push(world, Output(0, 0, b"abc"))
+    world.store.finish("o1", route, outcome="ok", reply=OK, stream="o1")
+    assert 0 < world.stream_kept_s("o1") <= 60
 
 
 def test_a_stream_that_was_lost_is_not_begun_in_its_middle_unawares(world: World) -> None:
@@ -152,6 +177,26 @@ def test_a_job_that_started_is_told_and_keeps_its_sandbox(world: World) -> None:
     assert [view.op_id for view in world.store.ops()] == ["o1"]
 
 
+def test_a_job_that_the_store_forgot_is_there_again(world: World) -> None:
+    route = job(world)
+    again = {"reply": RUNS, "describe": "bash: make", "lasts_s": 60.0}
+    assert not world.store.job_again("o1", route, **again), "it has a record"
+    world.flush()
+    assert not world.store.job_again("o1", route, **again), "nobody knows its sandbox"
+    world.announce()
+    assert world.store.adopt(ALICE, SandboxSpec("mock"), route, data_id="d1", age_s=1.0)
+    assert world.store.job_again("o1", route, **again)
+    view = world.store.op("o1")
+    assert view is not None
+    assert (view.state, view.job, view.describe, view.owner) == ("claimed", True, "bash: make", ALICE.digest)
+    info = world.store.sandbox(route.sandbox_id)
+    assert info is not None
+    assert (info.state, info.ops) == ("live", 1)
+    assert [view.op_id for view in world.store.ops(node_id="n1")] == ["o1"]
+    assert not world.store.started("o1", replace(route, incarnation="i9"), reply=RUNS, lasts_s=60)
+    assert world.store.finish("o1", route, outcome="ok", reply=OK, stream="o1")
+
+
 def test_the_end_of_a_job_is_kept_and_sent_to_nobody(world: World) -> None:
     route = job(world)
     world.store.started("o1", route, reply=RUNS, lasts_s=LONG_S)
@@ -164,6 +209,14 @@ def test_the_end_of_a_job_is_kept_and_sent_to_nobody(world: World) -> None:
     info = world.store.sandbox(route.sandbox_id)
     assert info is not None
     assert info.ops == 0
+
+
+def test_the_output_of_a_job_is_kept_for_whoever_comes_back(world: World) -> None:
+    route = job(world)
+    world.store.started("o1", route, reply=RUNS, lasts_s=60)
+    push(world, Output(0, 0, b"abc"))
+    world.store.finish("o1", route, outcome="ok", reply=OK, stream="o1")
+    assert 3000 < world.stream_kept_s("o1") <= 3600
 
 
 def test_a_plain_caller_is_not_told_of_a_start(world: World) -> None:

@@ -336,3 +336,49 @@ def test_a_node_killed_again_and_again_loses_nothing_it_held(stack: Stack, provi
         stop.set()
         working.result(60)
     assert sandbox.run("cat log").stdout.split() == [str(number) for number in done]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "SIGTERM"])
+def test_a_node_ended_in_the_middle_of_its_start_keeps_all_it_held(
+    stack: Stack, provider: SandboxProvider, callers: ThreadPoolExecutor, how: signal.Signals
+) -> None:
+    sandbox = sandbox_of(provider, "start")
+    future = begun(stack, callers, sandbox, "start", "job")
+    epoch = stack.store.route(sandbox.id).epoch  # type: ignore[union-attr]
+    before = containers(stack.settings.data_root)
+    stack.kill_node(NODE)
+    first = stack.store.nodes()[0].incarnation
+    for delay_s in (0.0, 0.02, 0.05, 0.1, 0.3):
+        node = stack.start_node(NODE, wait_s=None)
+        last = stack.store.nodes()[0].incarnation
+        wait_until(lambda last=last: stack.store.nodes()[0].incarnation != last, 60, story=lambda: log_of(stack))  # type: ignore[misc]
+        time.sleep(delay_s)
+        node.send_signal(how)
+        if how is signal.SIGTERM:
+            node.send_signal(how)
+        wait_until(lambda node=node: node.poll() is not None, 60, story=lambda: log_of(stack))  # type: ignore[misc]
+        assert provider.acquire("start") == sandbox.id
+    stack.start_node(NODE)
+    assert stack.store.nodes()[0].incarnation != first
+    go(stack, "start", "job")
+    result = future.result(60)
+    assert (result.stdout, result.exit_code) == ("job\n", 7)
+    assert stack.store.route(sandbox.id).epoch == epoch  # type: ignore[union-attr]
+    assert containers(stack.settings.data_root) == before
+
+
+def test_whoever_destroys_data_whose_node_is_away_is_told_that_it_stays(
+    stack: Stack, provider: SandboxProvider
+) -> None:
+    sandbox = sandbox_of(provider, "erased")
+    sandbox.write_file("/mnt/user-data/workspace/secret", "x")
+    stack.stop_node(NODE)
+    with ThreadPoolExecutor(1) as one:
+        ending = one.submit(provider.destroy, sandbox.id, True)
+        wait_until(lambda: str(stack.store.sandbox(sandbox.id).state) == "stopping", 30)  # type: ignore[union-attr]
+        stack.start_node(NODE)
+        with pytest.raises(SandboxLost, match="not deleted"):
+            ending.result(60)
+    provider.destroy(sandbox_of(provider, "erased").id, delete_data=True)
+    assert not workspace(stack, "erased").exists()

@@ -56,6 +56,9 @@ def test_files_come_back_as_they_were_saved_and_what_did_not_is_told(run: Run) -
     code, out, err = run("restore", "-t", "alice", "--checkpoint", saved["id"], "--yes")
     assert code == 0, err
     assert "processes, memory" in out
+    assert "pipe: a pipe" in out, "what was left away does not come back"
+    sandbox_id = json.loads(run("exec", "-t", "alice", "--json", "--", "true")[1])["sandbox_id"]
+    assert saved["id"] in run("inspect", sandbox_id)[1]
     assert run("exec", "-t", "alice", "--", "cat plan; ls")[1] == "first\nplan\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import pty
 import re
@@ -147,6 +148,44 @@ def test_ctrl_c_ends_what_runs_in_the_shell_and_not_the_shell(open_terminal: obj
     terminal.type(b"echo $?; exit 0\r")
     terminal.shows(rb"\n130\r")
     assert terminal.ends() == 0
+
+
+def test_a_large_paste_arrives_whole_though_the_window_changes_all_the_time(open_terminal: object) -> None:
+    terminal = begin(open_terminal, "shell-paste")
+    # Every byte but the one that leaves.
+    paste = bytes(byte for byte in range(256) if bytes([byte]) != _DETACH) * 4112
+    terminal.type(b"stty raw -echo; printf 'take%%s' it; head -c %d | sha256sum; stty sane\r" % len(paste))
+    terminal.shows(rb"takeit")
+    at = 0
+    while at < len(paste):
+        if select.select([], [terminal.ours], [], 10)[1]:
+            at += os.write(terminal.ours, paste[at : at + 2000])
+        if at % 50_000 < 2000:
+            terminal.resize(20 + at // 50_000, 80)
+        terminal.read()
+    terminal.shows(hashlib.sha256(paste).hexdigest().encode())
+    terminal.type(b"stty size\r")
+    terminal.shows(rb"4[01] 80")
+    terminal.type(b"exit 5\r")
+    assert terminal.ends() == 5
+    assert terminal.is_as_before()
+
+
+def test_ctrl_d_and_ctrl_z_are_the_shells_own(open_terminal: object) -> None:
+    terminal = begin(open_terminal, "shell-keys")
+    terminal.type(b"echo one; cat; echo over\r")
+    terminal.shows(rb"\none\r")
+    terminal.type(b"x\r\x04")
+    terminal.shows(rb"\nover")
+    terminal.type(b"echo two; sleep 600\r")
+    terminal.shows(rb"\ntwo\r")
+    terminal.type(b"\x1a")
+    terminal.shows(rb"Stopped")
+    terminal.type(b"kill -9 %1; wait; echo three\r")
+    terminal.shows(rb"\nthree\r\nready> ")
+    terminal.type(b"\x04")
+    terminal.ends()
+    assert terminal.is_as_before()
 
 
 def test_a_shell_that_is_left_goes_on_and_shows_what_was_there_when_one_comes_back(

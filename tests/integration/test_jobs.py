@@ -12,17 +12,21 @@ import threading
 import pytest
 
 from sandfleet import AsyncSandboxProvider, Sandbox, SandboxProvider
+from sandfleet.client import Answer
 from sandfleet.errors import (
     InvalidArgument,
     JobNotFound,
     NotSupported,
+    OutcomeUnknown,
     ReplyTimeout,
     SandboxLost,
     SandboxNotFound,
     SandfleetError,
 )
+from sandfleet.job_steps import JobSteps
 from sandfleet.jobs import Job, JobState, OutputChunk, OutputEnd, OutputGap
 from sandfleet.stack import Stack
+from sandfleet.steps import Steps
 from tests.services import wait_until
 
 pytestmark = pytest.mark.slow
@@ -172,7 +176,12 @@ def test_the_same_op_id_is_the_same_job(sandbox: Sandbox) -> None:
     again = sandbox.run("echo once >> log; sleep 60", background=True, op_id="my-job")
     assert first.id == again.id == "my-job"
     wait_until(lambda: sandbox.run("cat log").stdout == "once\n", 10)
+    with pytest.raises(OutcomeUnknown, match="my-job"):
+        sandbox.run("echo once >> log; sleep 60", op_id="my-job")
     assert first.kill("SIGKILL")
+    assert first.wait(30).signal == "SIGKILL"
+    assert sandbox.run("echo once >> log; sleep 60", op_id="my-job").signal == "SIGKILL", "the first answer"
+    assert sandbox.run("echo once >> log; sleep 60", background=True, op_id="my-job").wait(30).signal == "SIGKILL"
 
 
 def test_a_job_keeps_its_sandbox_and_ends_with_it(provider: SandboxProvider, sandbox: Sandbox) -> None:
@@ -271,6 +280,25 @@ def test_nobody_reads_another_threads_job(provider: SandboxProvider, sandbox: Sa
         with contextlib.suppress(SandboxNotFound):
             assert not theirs.kill("SIGKILL")
     assert job.poll().state is JobState.RUNNING
+
+
+def test_a_sandbox_that_says_that_anothers_job_is_its_own_is_not_believed(
+    provider: SandboxProvider, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = sandbox.run("echo secret; sleep 600", background=True)
+    next(iter(job.output()))
+    other = provider.get(provider.acquire("jobs-liar"))
+    assert other is not None
+
+    def lie(*_: object) -> Steps[Answer]:
+        yield from ()
+        return Answer("x", {"running": True})
+
+    monkeypatch.setattr(JobSteps, "_ask", lie)
+    theirs = other.job(job.id)
+    for ask in (theirs.poll, lambda: next(theirs.output()), lambda: next(theirs.output(follow=False)), theirs.wait):
+        with pytest.raises(JobNotFound):
+            ask()
 
 
 # --- other ways to run -----------------------------------------------------------------------------------------

@@ -361,3 +361,18 @@ def test_a_background_job_is_a_success_as_soon_as_it_runs(app: Celery, fleet: St
         sandbox = provider.get(provider.acquire("plain-job"))
         assert sandbox is not None
         assert sandbox.job(begun["job_id"]).wait(SOON_S).exit_code == 4
+
+
+def test_a_job_that_runs_is_ended_by_kill_job_and_not_by_revoke(app: Celery) -> None:
+    whose = {"thread_id": "plain-kill"}
+    begun = command(app, "sleep 600", background=True, **whose).get(timeout=SOON_S)
+    job = {"job_id": begun["job_id"], **whose}
+    app.control.revoke(begun["job_id"], terminate=True)
+    assert app.send_task("sandbox.poll_job", kwargs=job).get(timeout=SOON_S)["running"]
+    killed = app.send_task("sandbox.kill_job", kwargs={**job, "signal": "SIGKILL"}).get(timeout=SOON_S)
+    assert killed["found"]
+
+    def over() -> bool:
+        return not app.send_task("sandbox.poll_job", kwargs=job).get(timeout=SOON_S)["running"]
+
+    wait_until(over, SOON_S)

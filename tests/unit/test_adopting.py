@@ -16,7 +16,7 @@ import pytest
 
 from sandfleet.backends import Completion, Operation
 from sandfleet.config import Settings
-from sandfleet.errors import OutcomeUnknown
+from sandfleet.errors import OutcomeUnknown, StartFailed
 from sandfleet.ids import Identity
 from sandfleet.model import NodeState, SandboxSpec
 from sandfleet.store.base import NodeRecord, OpRecord, Route, Waiter
@@ -28,7 +28,9 @@ from sandfleet_workers.entries import Entry
 from sandfleet_workers.lease import Lease
 from sandfleet_workers.node import Node
 from sandfleet_workers.pool import LanePool
+from sandfleet_workers.runs import Runs
 from sandfleet_workers.sandbox_dirs import thread_directory
+from sandfleet_workers.worker import _take_lease
 from tests.services import wait_until
 
 ALICE = Identity("alice")
@@ -50,8 +52,12 @@ class Machine:
 
     def run(self, node_id: str = "n1", **settings: Any) -> Run:
         """The node's next run, joined."""
-        self.runs.append(Run(self, node_id, settings))
-        return self.runs[-1]
+        return Run(self, node_id, settings)
+
+    def died(self) -> None:
+        """kill -9 of the last run, however far it came."""
+        if self.runs[-1].node.lifecycle._backends:
+            self.runs[-1].die()
 
     @property
     def journal(self) -> Path:
@@ -83,6 +89,7 @@ class Run:
         self.pool = LanePool(limit=2)
         self.pool.on_start()
         self.node = Node(settings, store, self.pool, node_id)
+        machine.runs.append(self)
         self.node.lifecycle.data_id = DATA_ID
         record = NodeRecord(node_id, self.node.incarnation, settings.replicas, DATA_ID, ("mock",))
         self.node.lease = Lease(
@@ -93,7 +100,7 @@ class Run:
             on_lost=lambda _exc: None,
             on_forgotten=self.node.lifecycle.upkeep.forgotten,
         )
-        self.node.lease.announce(take_over=True)
+        _take_lease(self.node)
         self.node.lifecycle.load()
         self.node.lifecycle.open()
         while store.close_incarnation(node_id, self.node.incarnation, reason="its node came back").more:
@@ -239,6 +246,17 @@ def test_a_sandbox_that_was_being_removed_is_removed(machine: Machine) -> None:
     assert second.node.held == {}
     assert machine.engine.sandboxes == {}
     assert machine.store.sandbox(route.sandbox_id) is None
+
+
+def test_a_sandbox_that_was_being_removed_and_is_gone_is_not_lost(machine: Machine) -> None:
+    first = machine.run()
+    route = first.live()
+    machine.store.begin_stop(route.sandbox_id, owner=None, force=True, reason="test")
+    first.die()
+    machine.engine.end(machine.holder()["container"])  # type: ignore[index]
+    machine.run()
+    assert machine.store.sandbox(route.sandbox_id) is None
+    assert (machine.entries(), machine.holder()) == ({}, None)
 
 
 def test_what_the_journal_says_to_be_stopping_is_ended_whatever_the_registry_says(machine: Machine) -> None:
@@ -398,12 +416,17 @@ def test_what_was_claimed_and_never_reached_its_sandbox_did_not_start_and_never_
     assert late.error is not None
 
 
-def test_a_batch_is_told_to_be_unknown(machine: Machine) -> None:
+@pytest.mark.parametrize(("part", "told"), [("op.0", "outcome_unknown"), ("other.0", "not_started")])
+def test_of_a_batch_it_is_told_whether_any_part_of_it_began(machine: Machine, part: str, told: str) -> None:
     first = machine.run()
-    first.begin(first.live(), "op", "batch", sent=False)
+    route = first.live()
+    first.begin(route, "op", "batch", sent=False)
+    connection = first.node.held[route.sandbox_id].connection
+    connection.start(Operation(part, "execute_command", {"command": "x"}), lambda _completion: None)
     first.die()
     machine.run()
-    assert machine.replies()["op"]["error"]["code"] == "outcome_unknown"
+    wait_until(lambda: "op" in machine.replies(), 10)
+    assert machine.replies()["op"]["error"]["code"] == told
 
 
 def test_a_reattached_command_keeps_its_lane(machine: Machine) -> None:
@@ -588,3 +611,163 @@ def test_a_node_killed_at_any_step_of_a_creation_leaves_one_sandbox_and_no_leak(
     assert info is not None
     assert info.state in ("live", "warm")
     assert {path.name for path in workspace.parent.parent.iterdir()} <= {".holder", "user-data", "acp-workspace"}
+
+
+# --- while it comes back ---------------------------------------------------------------------
+
+
+def test_a_thread_that_asks_while_its_node_comes_back_keeps_its_sandbox(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = machine.run()
+    route = first.live()
+    first.die()
+    told: list[str] = []
+    attach = SurvivingMockBackend.attach
+
+    def attached(backend: SurvivingMockBackend, sandbox_id: str, ticket: Any) -> Any:
+        waiter = Waiter("late", "client", "agent-2", LONG_S)
+        told.append(machine.store.acquire(ALICE, waiter, wait_s=1, push=None).status)
+        (node,) = machine.store.nodes()
+        place = {"node_id": "n1", "incarnation": node.incarnation, "data_id": DATA_ID, "expires_s": LONG_S}
+        told.append(machine.store.reserve(ALICE, SPEC, **place).status)  # type: ignore[arg-type]
+        return attach(backend, sandbox_id, ticket)
+
+    monkeypatch.setattr(SurvivingMockBackend, "attach", attached)
+    second = machine.run()
+    assert told == ["live", "live"]
+    assert second.node.held[route.sandbox_id].route.epoch == route.epoch
+
+
+def test_an_engine_that_stumbles_while_a_node_comes_back_costs_no_sandbox(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = machine.run()
+    route = first.live()
+    first.die()
+    attach, tries = SurvivingMockBackend.attach, iter([StartFailed("the engine restarts", reason="unreachable")] * 2)
+
+    def attached(backend: SurvivingMockBackend, sandbox_id: str, ticket: Any) -> Any:
+        for trouble in tries:
+            raise trouble
+        return attach(backend, sandbox_id, ticket)
+
+    monkeypatch.setattr(SurvivingMockBackend, "attach", attached)
+    assert list(machine.run().node.held) == [route.sandbox_id]
+
+
+def test_a_lease_that_lapses_at_the_moment_of_the_return_costs_the_operations_and_not_the_sandbox(
+    machine: Machine,
+) -> None:
+    first = machine.run(detach_s=60)
+    route = first.live()
+    first.begin(route, "op", command=slow(first))
+    first.node.stop()
+    machine.store._leases.drop("n1")
+    machine.store.close_incarnation("n1", None, reason="it was silent")
+    assert machine.replies()["op"]["error"]["code"] == "outcome_unknown"
+    second = machine.run(detach_s=60)
+    assert machine.store.route(route.sandbox_id) == second.node.held[route.sandbox_id].route
+    assert len(machine.store.read_replies("client", "0", block_s=0)) == 1
+
+
+def test_of_two_nodes_on_one_data_root_the_one_with_the_newer_epoch_keeps_the_thread(machine: Machine) -> None:
+    first = machine.run(detach_s=60)
+    route = first.live()
+    first.node.stop()
+    machine.store._leases.drop("n1")
+    machine.store.close_incarnation("n1", None, reason="it was silent")
+    other = machine.run("n2", detach_s=60)
+    newer = other.live()
+    again = machine.run(detach_s=60)
+    assert again.node.held == {}
+    assert machine.store.route(route.sandbox_id) == newer
+    (running,) = machine.engine.sandboxes.values()
+    assert running.node == "n2"
+    assert machine.holder()["node"] == "n2"  # type: ignore[index]
+
+
+def test_a_node_that_is_killed_while_it_lets_go_is_expected_back_as_long_as_any(
+    machine: Machine,
+) -> None:
+    first = machine.run(detach_s=60)
+    route = first.live()
+
+    def hung(_backend: SurvivingMockBackend) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SurvivingMockBackend, "detach", hung)
+        with pytest.raises(Killed):
+            first.node.stop()
+    (view,) = machine.store.nodes()
+    assert (view.state, view.alive) == (NodeState.AWAY, True)
+    assert 50_000 < machine.store._leases.left_ms("n1") <= 60_000
+    first.die()
+    assert list(machine.run(detach_s=60).node.held) == [route.sandbox_id]
+
+
+def test_a_registry_that_lost_its_data_while_a_node_was_away_gives_its_threads_to_nobody(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = machine.run(detach_s=60)
+    route = first.live()
+    first.node.stop()
+    machine.store.forget_everything()
+    told: list[str] = []
+    attach = SurvivingMockBackend.attach
+
+    def attached(backend: SurvivingMockBackend, sandbox_id: str, ticket: Any) -> Any:
+        (node,) = machine.store.nodes()
+        place = {"node_id": "n1", "incarnation": node.incarnation, "data_id": DATA_ID, "expires_s": LONG_S}
+        told.append(machine.store.reserve(ALICE, SPEC, **place).status)  # type: ignore[arg-type]
+        return attach(backend, sandbox_id, ticket)
+
+    monkeypatch.setattr(SurvivingMockBackend, "attach", attached)
+    second = machine.run(detach_s=60)
+    assert told == ["recovering"]
+    assert machine.store.route(route.sandbox_id) == second.node.held[route.sandbox_id].route
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("number", range(1, 14))
+def test_a_node_killed_twice_at_any_step_of_its_start_still_answers(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, number: int, after: bool
+) -> None:
+    first = machine.run()
+    route = first.live()
+    first.begin(route, "op", command=slow(first))
+    first.begin(route, "write", "write_file", path="/mnt/user-data/workspace/a", content=b"abc")
+    first.begin(route, "never", sent=False)
+    first.die()
+    sandbox = next(iter(machine.engine.sandboxes.values()))
+    calls: list[tuple[Any, str]] = [
+        (machine.store, "announce"),
+        (SurvivingMockBackend, "attach"),
+        (machine.store, "adopt"),
+        (machine.store, "reattach"),
+        (LanePool, "occupy"),
+        (Runs, "track"),
+        (machine.store, "close_incarnation"),
+    ]
+    for _ in range(2):
+        with pytest.MonkeyPatch.context() as patched:
+            # What the dead one would have answered, it did not.
+            patched.setattr(Runs, "_recall", lambda _runs, _run: None)
+            seen = count_down(patched, calls, number, after=after)
+            try:
+                machine.run()
+            except Killed:
+                pass
+            machine.died()
+    assert number <= len(seen) or len(seen) == 13
+    second = machine.run()
+    assert machine.store.route(route.sandbox_id) == second.node.held[route.sandbox_id].route
+    wait_until(lambda: len(machine.replies()) == 3, 10, story=lambda: str(machine.replies()))
+    told = machine.replies()
+    assert told["op"]["ok"]["exit_code"] == 3
+    assert told["write"]["ok"]["size"] == 3
+    assert told["never"]["error"]["code"] == "not_started"
+    assert sandbox.began == ["op", "write"]
+    assert machine.store.acquire(ALICE, Waiter("b", "client", "agent", 9), wait_s=1, push=None).status == "live"
+    wait_until(lambda: second.pool.lane_count() == 0, 10)

@@ -14,6 +14,7 @@ import pytest
 from sandfleet.backends import Completion
 from sandfleet.checkpoints import Checkpoint
 from sandfleet.errors import (
+    CheckpointCorrupt,
     CheckpointFailed,
     InvalidArgument,
     NoCheckpoint,
@@ -118,6 +119,18 @@ def test_what_only_looked_is_not_saved(world: World) -> None:
     assert world.saved() == 0
 
 
+def test_what_an_owner_that_died_did_not_save_is_saved_by_the_next(world: World) -> None:
+    world.files().mkdir(parents=True)
+    (world.files() / "file").write_text("of an earlier run")
+    route = world.live()
+    world.tick(1)
+    assert world.saved() == 0
+    world.release(route)
+    world.tick(1)
+    assert world.saved() == 1
+    assert [one.files for one in world.list()] == [1]
+
+
 def test_a_change_that_ends_while_it_is_saved_is_saved_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     route = world.live()
     world.change(route, "one")
@@ -206,6 +219,31 @@ def test_deleted_data_is_not_saved_and_what_was_saved_goes(world: World) -> None
     assert not world.files().exists()
 
 
+def test_what_was_saved_is_gone_before_the_threads_next_sandbox_can_begin(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = world.stopping()
+    states: list[str] = []
+
+    def forget(_identity: Identity) -> None:
+        states.extend(info.state for info in world.store.sandboxes())
+
+    monkeypatch.setattr(world.checkpoints, "forget", forget)
+    assert world.run("node.destroy", route, delete_data=True).error is None
+    assert states == ["stopping"]
+    assert world.store.sandboxes() == []
+
+
+def test_what_ends_with_its_node_is_waited_for_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(keeper_module, "time", SimpleNamespace(monotonic=clock.monotonic))
+    world.node.draining = True
+    whole_s = world.checkpoints._patience_s()
+    assert whole_s == world.node.settings.drain_timeout_s
+    clock.advance(whole_s + 1)
+    assert world.checkpoints._patience_s() == 0
+
+
 def test_a_storage_in_trouble_is_asked_again_later(world: World) -> None:
     storage = world.root / "storage"
     storage.write_text("no directory")
@@ -278,6 +316,30 @@ def test_a_creation_begins_with_what_it_is_told_to(world: World) -> None:
     assert len(world.list()) == 1, "and differs from the last one in nothing"
 
 
+def test_a_changed_checkpoint_is_passed_over_and_told(world: World) -> None:
+    older = gone(world, "older")
+    before = set(world.root.glob("storage/*/*/objects/*/*"))
+    route = world.reserved()
+    assert world.run("node.create", route, restore=LATEST).error is None
+    world.change(route, "newer")
+    world.life.end_and_tell(route)
+    world.saved()
+    for path in set(world.root.glob("storage/*/*/objects/*/*")) - before:
+        path.write_bytes(path.read_bytes()[::-1])
+    newest = world.list()[0]
+    shutil.rmtree(world.files().parent.parent)
+    # Whoever asks for that very one gets it or nothing.
+    error = world.run("node.create", world.reserved(), restore={**LATEST, "checkpoint": newest.id}).error
+    assert isinstance(error, CheckpointCorrupt)
+    route = world.reserved()
+    assert world.run("node.create", route, restore=LATEST).error is None
+    assert (world.files() / "file").read_text() == "older"
+    info = world.store.sandbox(route.sandbox_id)
+    assert info is not None
+    assert info.restored is not None
+    assert (info.restored.checkpoint_id, info.restored.passed_over) == (older.id, (newest.id,))
+
+
 def test_without_a_checkpoint_nothing_is_begun_and_the_place_is_free(world: World) -> None:
     route = world.reserved()
     error = world.run("node.create", route, restore=LATEST).error
@@ -297,6 +359,18 @@ def test_what_a_thread_has_here_is_kept_unless_it_is_to_be_replaced(world: World
     world.life.end_and_tell(route)
     assert world.run("node.create", world.reserved(), restore={"checkpoint": made.id, "replace": True}).error is None
     assert os.listdir(world.files()) == ["file"]
+
+
+def test_a_fresh_start_does_not_begin_with_what_an_earlier_home_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make(tmp_path, monkeypatch, checkpoint_url="")
+    world.files().mkdir(parents=True)
+    (world.files() / "older").write_text("older")
+    assert world.run("node.create", world.reserved(), restore={"checkpoint": None}).error is None
+    assert os.listdir(world.files()) == []
+    (aside,) = world.files().parent.parent.glob(".earlier-*")
+    assert os.listdir(aside / "workspace") == ["older"]
 
 
 def test_a_thread_begins_with_its_newest_checkpoint_where_that_is_set(

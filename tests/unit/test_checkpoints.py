@@ -6,6 +6,7 @@ import os
 import socket
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sandfleet.errors import CheckpointCorrupt, CheckpointFailed, ConfigError, NoCheckpoint, StartFailed
-from sandfleet_workers.checkpoints import restoring
+from sandfleet.errors import CheckpointCorrupt, CheckpointFailed, ConfigError, NoCheckpoint, NotStarted, StartFailed
+from sandfleet_workers.checkpoints import reading, restoring
 from sandfleet_workers.checkpoints.manifest import PIECE_BYTES
 from sandfleet_workers.checkpoints.pruning import prune, saved_threads
 from sandfleet_workers.checkpoints.saving import GRACE_MS, INDEX, Index, Policy
@@ -141,6 +142,15 @@ def test_what_is_above_the_limit_is_not_saved(world: World) -> None:
 
 
 # --- only what is new --------------------------------------------------------------------------
+
+
+def test_deep_paths_without_end_cost_no_memory_without_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_PATHS_BYTES", 1000)
+    for number in range(5):
+        (world.work() / ("x" * 200) / str(number)).mkdir(parents=True)
+    with pytest.raises(CheckpointFailed) as told:
+        world.save()
+    assert told.value.facts["reason"] == "too_large"
 
 
 def test_only_what_is_new_is_written(world: World) -> None:
@@ -302,6 +312,23 @@ def test_a_changed_object_is_found_out_and_nothing_of_it_is_used(world: World) -
     assert os.listdir(here.parent.parent) == ["user-data"]
 
 
+def test_who_is_no_longer_the_owner_replaces_nothing(world: World) -> None:
+    (world.work() / "file").write_text("saved")
+    world.save()
+    here = world.work("two")
+    (here / "newer").write_text("newer")
+    manifest = restoring.choose(world.vault, None)
+    assert manifest is not None
+
+    def lost() -> None:
+        raise NotStarted("the thread has a newer owner", reason="stale_route")
+
+    with pytest.raises(NotStarted):
+        restoring.restore(world.vault, manifest, world.thread("two"), max_bytes=0, min_free_bytes=0, still_ours=lost)
+    assert os.listdir(here) == ["newer"]
+    assert os.listdir(world.thread("two")) == ["user-data"]
+
+
 def test_what_was_half_restored_is_removed_and_never_seen(world: World) -> None:
     (world.work() / "file").write_text("x")
     world.save()
@@ -433,8 +460,50 @@ def test_a_storage_can_be_looked_through_and_pruned(world: World) -> None:
     (found,) = saved_threads(world.storage)
     assert ([told.id for told in found.checkpoints], found.stored_bytes) == (made[2:], 9)
     assert (world.restore() / "file").read_text() == "content 2"
+    torn = world.base / "storage" / world.vault._path(replace(world.vault.names()[0], id="0" * 16))
+    torn.write_text("not written whole")
     prune(world.storage, found.digest, made)
     assert list(saved_threads(world.storage)) == []
+
+
+def test_pruning_takes_nothing_from_whoever_saves_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(2):
+        (world.work() / "file").write_text(f"content {number}")
+        world.save()
+    old = world.vault.names()[-1].id
+    (world.work() / "file").write_text("content 2")
+    write = Vault.put_manifest
+
+    def pruned_first(vault: Vault, manifest: Any) -> None:
+        monkeypatch.undo()
+        prune(world.storage, world.identity.digest, {old})
+        write(vault, manifest)
+
+    monkeypatch.setattr(Vault, "put_manifest", pruned_first)
+    world.save()
+    assert old not in {name.id for name in world.vault.names()}
+    assert (world.restore() / "file").read_text() == "content 2"
+
+
+def test_pruning_leaves_the_last_whole_checkpoint(world: World) -> None:
+    (world.work() / "file").write_text("content 0")
+    whole = world.save()[0].id
+    before = world.objects()
+    (world.work() / "file").write_text("content 1")
+    world.save()
+    world.vault.sweep(world.objects() - before)
+    with pytest.raises(CheckpointCorrupt, match="would stay"):
+        prune(world.storage, world.identity.digest, {whole})
+    assert (world.restore() / "file").read_text() == "content 0"
+
+
+def test_an_object_that_was_cut_short_is_written_again(world: World) -> None:
+    (world.work() / "file").write_text("content 0")
+    world.save()
+    (digest,) = world.objects()
+    (world.base / "storage" / world.vault._object(digest)).write_bytes(b"con")
+    world.save(always=True)
+    assert (world.restore() / "file").read_text() == "content 0"
 
 
 def test_it_works_on_a_storage_that_is_no_file_system(tmp_path: Path) -> None:
@@ -481,6 +550,25 @@ def test_a_storage_that_was_unmounted_is_not_an_empty_one(world: World) -> None:
         world.vault.names()
     mounted.rename(root)
     assert (world.restore() / "file").read_text() == "x"
+
+
+def test_a_storage_that_is_not_mounted_after_a_restart_is_not_an_empty_one(world: World) -> None:
+    root, seen = world.base / "storage", world.base / "seen"
+    world.vault = Vault(Storage(str(root), seen=seen), world.identity.digest)
+    (world.work() / "file").write_text("x")
+    world.save()
+    mounted = root.rename(world.base / "aside")
+    root.mkdir()
+    again = Vault(Storage(str(root), seen=seen), world.identity.digest)
+    for ask in (lambda: restoring.choose(again, None, required=False), lambda: world.save(vault=again)):
+        with pytest.raises(CheckpointFailed, match="mounted"):
+            ask()
+    assert os.listdir(root) == []
+    elsewhere = Vault(Storage(str(world.base / "other"), seen=seen), world.identity.digest)
+    assert elsewhere.names() == []
+    root.rmdir()
+    mounted.rename(root)
+    assert again.names()
 
 
 def test_a_url_that_cannot_be_used_is_an_error_of_the_configuration() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sandfleet.backends import Finding
-from sandfleet.cli import doctor
+from sandfleet.cli import doctor, doctor_storage
+from sandfleet.cli.doctor_storage import checkpoint_storage
 from sandfleet.config import Settings
 from sandfleet.errors import ConfigError
 from sandfleet.testing import MockBackend
@@ -88,3 +90,27 @@ def test_a_disk_below_the_floor_fails(tmp_path: Path, installed: Installed) -> N
     found = {one.name: one for one in doctor.examine(settings)}["data root"]
     assert found.status == "fail"
     assert "min_free_bytes" in found.advice
+
+
+def test_the_storage_of_checkpoints_is_tried(tmp_path: Path) -> None:
+    def found(url: str) -> Finding:
+        return checkpoint_storage(Settings.load({}, checkpoint_url=url))
+
+    assert found("").status == "warn"
+    assert found(str(tmp_path / "new")).status == "ok"
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "file").write_text("no directory")
+    assert found(str(tmp_path / "file")).status == "fail"
+    told = found("nosuch://key:secret@host/x")
+    assert told.status == "fail"
+    assert "secret" not in told.found
+
+
+def test_a_storage_that_hangs_holds_doctor_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    hang = threading.Event()
+    monkeypatch.setattr(doctor_storage, "_use", lambda *_: hang.wait(60))
+    try:
+        told = checkpoint_storage(Settings.load({}, checkpoint_url="/x"), within_s=0.05)
+    finally:
+        hang.set()
+    assert (told.status, "no answer" in told.found) == ("fail", True)

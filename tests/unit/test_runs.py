@@ -12,12 +12,14 @@ import pytest
 
 from sandfleet.backends import Capability, Completion, Connection, Operation
 from sandfleet.config import INLINE_BYTES, Settings
-from sandfleet.errors import OutcomeUnknown, StoreUnavailable
+from sandfleet.errors import JobNotFound, OutcomeUnknown, StoreUnavailable
 from sandfleet.ids import Identity, resend_id
 from sandfleet.model import SandboxSpec
+from sandfleet.ops import MAX_OUTPUT_BYTES
 from sandfleet.store.base import NodeRecord, OpRecord, Output
 from sandfleet.store.memory import MemoryStore
 from sandfleet.wire import OpMessage
+from sandfleet_workers.answers import Outbox
 from sandfleet_workers.holdings import Held
 from sandfleet_workers.runs import Runs, cut, stream_of
 from sandfleet_workers.watching import Watch
@@ -33,6 +35,7 @@ class Sandbox(Connection):
     def __init__(self) -> None:
         self.out = b""
         self.running = True
+        self.refuses = False
         self.recalls: list[Callable[[Completion], None]] = []
         self.asked: list[Operation] = []
 
@@ -40,6 +43,9 @@ class Sandbox(Connection):
         self.asked.append(op)
         if op.kind == "kill_job":
             done(Completion({"found": True, "running": False}))
+            return
+        if self.refuses:
+            done(Completion(error=JobNotFound("it says")))
             return
         at = op.args["offset"]
         part = self.out[at:]
@@ -79,6 +85,8 @@ class World:
             settings=Settings(),
             held={self.route.sandbox_id: self.held},
             watch=Watch(),
+            outbox=Outbox(self.store),
+            lease=SimpleNamespace(now_ms=self.store.now_ms),
             lifecycle=SimpleNamespace(checkpoints=SimpleNamespace(touched=lambda message: None)),
         )
         self.runs = Runs(self.node)
@@ -158,6 +166,70 @@ def test_an_end_that_redis_does_not_take_is_told_later(monkeypatch: pytest.Monke
     assert [reply["ok"] for reply in world.replies()] == [VALUE]
 
 
+def test_a_caller_hears_of_the_beginning_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(background=True)
+    started, tries = world.store.started, list[str]()
+
+    def flaky(op_id: str, *args: Any, **given: Any) -> bool:
+        tries.append(op_id)
+        if len(tries) < 4:
+            raise StoreUnavailable("away for a moment")
+        return started(op_id, *args, **given)
+
+    monkeypatch.setattr(world.store, "started", flaky)
+    world.sandbox.running = False
+    world.runs.begun(world.message, world.held, json.dumps({"ok": {"job_id": "op", "pid": 7}}), 3600)
+    for _ in range(100):
+        if world.sandbox.recalls:
+            world.sandbox.end(Completion(VALUE))
+        elif not world.line.step():
+            break
+    assert [reply["ok"] for reply in world.replies()] == [{"job_id": "op", "pid": 7}]
+    assert world.view().outcome == "ok"
+
+
+def test_a_job_that_redis_forgot_keeps_its_sandbox_again() -> None:
+    world = World(background=True)
+    world.runs.begun(world.message, world.held, json.dumps({"ok": {"job_id": "op", "pid": 7}}), 3600, "bash: make")
+    world.settle()
+    world.store.forget_everything()
+    world.store.announce(NodeRecord("n1", "i1", 4, "d", ("mock",)), lease_s=600)
+    world.store.adopt(ALICE, SandboxSpec("mock"), world.route, data_id="d", age_s=1.0)
+    world.runs.tell_again()
+    world.settle()
+    assert (world.view().state, world.view().job, world.view().describe) == ("claimed", True, "bash: make")
+    assert [info.ops for info in world.store.sandboxes()] == [1]
+
+
+def test_the_end_of_a_job_that_redis_forgot_is_told_again() -> None:
+    """A fail-over loses what was written a moment before it: the record is there, and says that it runs."""
+    world = World(background=True)
+    world.runs.begun(world.message, world.held, json.dumps({"ok": {"job_id": "op", "pid": 7}}), 3600)
+    world.settle()
+    before = replace(world.store._ops.get("op"))  # type: ignore[type-var]
+    world.sandbox.running = False
+    world.line.soon(world.runs._runs["op"].follower._pull)  # type: ignore[union-attr]
+    world.settle()
+    world.sandbox.end(Completion(VALUE))
+    world.settle()
+    world.store._ops.put("op", before)  # type: ignore[arg-type]
+    assert world.view().state == "claimed"
+    assert world.node.outbox.tell_again("op")
+    assert json.loads(world.view().reply)["ok"] == VALUE
+
+
+def test_output_that_could_not_be_read_is_asked_for_once_more_when_the_sandbox_talks_again() -> None:
+    world = World(background=True)
+    world.sandbox.out, world.sandbox.refuses = b"out", True
+    world.runs.begun(world.message, world.held, json.dumps({"ok": {"job_id": "op", "pid": 7}}), 3600)
+    world.settle()
+    world.sandbox.refuses, world.sandbox.running = False, False
+    world.sandbox.end(Completion(VALUE))
+    world.settle()
+    assert world.stream() == [Output(0, 0, b"out"), Output(3, 0, end="ok")]
+    assert world.runs.count() == 0
+
+
 @pytest.mark.parametrize("how", ["stopping", "replaced"])
 def test_a_job_whose_sandbox_ends_is_told_so(how: str) -> None:
     world = World(background=True)
@@ -210,7 +282,8 @@ def test_what_a_sandbox_made_up_is_not_believed(args: dict[str, Any]) -> None:
     world = World(**args)
     world.runs.track(world.message, world.held, job=False)
     world.settle()
-    assert world.sandbox.asked[-1].args == {}
+    # Nothing is known of it then: it may have been asked to keep as much as there can be.
+    assert world.sandbox.asked[-1].args == {"max_output_bytes": MAX_OUTPUT_BYTES}
 
 
 LONG = "x" * 75

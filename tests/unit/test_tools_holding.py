@@ -47,7 +47,9 @@ class Watched(MockSandboxProvider):
 
         self._local.call = call  # type: ignore[method-assign]
 
-    def _acquire(self, thread_id: str | None, user_id: str | None, timeout_s: float | None, on_lost: str) -> Any:
+    def _acquire(
+        self, thread_id: str | None, user_id: str | None, timeout_s: float | None, on_lost: str | None = None
+    ) -> Any:
         self.acquired.append((thread_id, user_id))
         self.gate.wait(10)
         if self.refuses is not None:

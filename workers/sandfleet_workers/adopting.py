@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from sandfleet.backends import SandboxBackend
+from sandfleet.backends import Connection, SandboxBackend
 from sandfleet.errors import SandfleetError, StartFailed, StoreUnavailable
 from sandfleet.store.base import Route
 from sandfleet_workers.creating import outlives
@@ -32,6 +32,9 @@ log = logging.getLogger("sandfleet.node")
 _AT_ONCE = 8
 _STORE_WITHIN_S = 10.0
 _LOOK_S = 0.2
+#: What is refused at once may be the engine's trouble, which passes; a sandbox that does not answer was given time.
+_ATTACH_TRIES = 4
+_AT_ONCE_S = 2.0
 
 
 class Adoption:
@@ -79,7 +82,7 @@ class Adoption:
         try:
             if backend is None or not outlives(backend):
                 raise StartFailed(f"node {node.node_id} does not offer {entry.backend} any more", reason="no_backend")
-            connection = backend.attach(entry.sandbox_id, entry.ticket)
+            connection = _attach(backend, entry)
         except Exception as exc:  # noqa: BLE001  (one that cannot be found keeps no other one from being found)
             self._tell_lost(entry, exc)
             return None
@@ -106,8 +109,9 @@ class Adoption:
         log.warning("sandbox.not_taken_back", extra=facts)
         try:
             last = self._last_route(entry)
-            if last is not None:
-                self._node.store.lost(last, reason=f"it ended while its node was away ({reason})")
+            told = last is None or self._node.store.lost(last, reason=f"it ended while its node was away ({reason})")
+            if last is not None and not told and reason == "gone":
+                self._node.store.stopped(last)  # it was being removed
         except StoreUnavailable as unavailable:
             # The earlier run is about to be closed out, and this with it.
             log.warning("sandbox.death_not_recorded", extra={**facts, "error": str(unavailable)})
@@ -156,3 +160,17 @@ class Adoption:
                 if time.monotonic() > until:
                     raise
                 time.sleep(_LOOK_S)
+
+
+def _attach(backend: SandboxBackend, entry: Entry) -> Connection:
+    """As `SandboxBackend.attach`; an engine that stumbles costs no sandbox."""
+    for tries in range(_ATTACH_TRIES):
+        began = time.monotonic()
+        try:
+            return backend.attach(entry.sandbox_id, entry.ticket)
+        except StartFailed as exc:
+            slow = time.monotonic() - began > _AT_ONCE_S
+            if slow or exc.facts.get("reason") != "unreachable" or tries == _ATTACH_TRIES - 1:
+                raise
+            time.sleep(_LOOK_S * 2**tries)
+    raise AssertionError("unreachable")

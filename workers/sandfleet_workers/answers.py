@@ -112,7 +112,7 @@ class Outbox:
 
     def send(self, op_id: str, route: Route, outcome: str, payload: str, *, stream: str = "") -> None:
         """Answer an operation, and end its output stream; never raises."""
-        self._remember(op_id, route, outcome, payload)
+        self.remember(op_id, route, outcome, payload)
         try:
             self._store.finish(op_id, route, outcome=outcome, reply=payload, stream=stream)
         except StoreUnavailable as exc:
@@ -136,7 +136,8 @@ class Outbox:
             self._kept.append(answer)
         log.warning("op.reply_kept", extra={"op_id": answer[0], "error": why})
 
-    def _remember(self, op_id: str, route: Route, outcome: str, payload: str) -> None:
+    def remember(self, op_id: str, route: Route, outcome: str, payload: str) -> None:
+        """Keep what an operation was answered, for `tell_again`."""
         if len(payload) > _TOLD_BYTES:
             lost = OutcomeUnknown(f"operation {op_id} was answered, and Redis lost the answer", op_id=op_id)
             outcome, payload = lost.code, json.dumps({"error": lost.to_wire()})

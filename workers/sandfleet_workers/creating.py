@@ -114,8 +114,7 @@ class Creating:
 
     def _take_data(self, message: OpMessage, backend: SandboxBackend) -> None:
         """Nobody else's sandbox works on the thread's data any more."""
-        if outlives(backend):
-            self._dirs.hold(message.identity, message.route.epoch, backend.name, self._end_last)
+        self._dirs.hold(message.identity, message.route.epoch, backend.name, self._end_last)
 
     def started(self, message: OpMessage, spec: SandboxSpec, backend: SandboxBackend) -> Held:
         """Start a sandbox for the thread, with the thread's own directories.

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from sandfleet.backends import Completion, Connection, Operation
-from sandfleet.errors import SandboxLost, SandfleetError
+from sandfleet.errors import InternalError, SandboxLost, SandfleetError
 from sandfleet.store.base import Output, Store
 
 __all__ = ["Follower", "Timeline"]
@@ -27,8 +27,14 @@ _BATCH_S = 0.03
 #: With the pause above, how fast one command may fill Redis: 8 MiB/s.
 _BATCH_BYTES = 256 * 1024
 _WAIT_S = 10.0
-#: A sandbox that gives no answer so often in a row is asked no more.
+#: A sandbox that gives no answer so often in a row is asked no more; while the command runs, one that is only busy or
+#: out of reach is asked for longer.
 _TRIES = 10
+_PATIENCE_S = 60.0
+#: No command writes so much. Redis counts bytes as floating point numbers, and ids end soon after.
+_MOST_BYTES = 2**50
+#: What an ended command has left is fetched without pauses, up to what a sandbox keeps and some.
+_HASTY_PULLS = 64
 
 
 class Timeline:
@@ -122,11 +128,13 @@ class Follower:
         #: Counts the pauses between questions; `hurry` ends one by counting on.
         self._pause = 0
         self._pausing = False
-        self._anew = False
         #: The command has ended; what it wrote may not be here yet.
         self._over_there = False
         self._pulled_at = 0.0
         self._failures = 0
+        self._failing_since = 0.0
+        self._error: SandfleetError | None = None
+        self._hasty_pulls = _HASTY_PULLS
         self._pushes_failed = 0
         self._ended = False
 
@@ -161,19 +169,15 @@ class Follower:
         if self._ended:
             return
         if completion.error is not None:
-            self._failures += 1
-            if self._failures >= _TRIES or isinstance(completion.error, SandboxLost) or self._is_gone():
-                self._end(completion.error)
-            else:
-                # Asked on another connection than the command went out on, it may not have begun yet.
-                self._line.later(min(0.004 * 2**self._failures, 1.0), self._pull)
+            self._refused(completion.error)
             return
         self._failures = 0
         value, content = completion.value, completion.content or b""
         out_bytes, err_bytes = int(value["stdout_bytes"]), int(value["stderr_bytes"])
+        out_at, err_at = self._at
         output = Output(
-            int(value["offset"]) - out_bytes,
-            int(value["stderr_offset"]) - err_bytes,
+            max(out_at, int(value["offset"]) - out_bytes),
+            max(err_at, int(value["stderr_offset"]) - err_bytes),
             content[:out_bytes],
             content[out_bytes : out_bytes + err_bytes],
         )
@@ -181,47 +185,80 @@ class Follower:
         # A short answer is not the last one: it ends where the sandbox begins to leave something out.
         running = not self._over_there or out_bytes + err_bytes > 0
         if output.out or output.err:
-            self._push(output, more=running)
+            # What the sandbox does not keep any more is a gap.
+            self._push(output, more=running, anew=(output.out_at, output.err_at) != self._at)
         elif self._at == (0, 0):
             self._again() if running else self._end(None)
         else:
             # Nothing new; but Redis may have lost what it had, and nobody else would bring it back.
             self._push(Output(*self._at), more=running)
 
-    def _push(self, output: Output, *, more: bool = True) -> None:
+    def _refused(self, error: SandfleetError) -> None:
+        if self._failures == 0:
+            self._failing_since = time.monotonic()
+        self._failures += 1
+        if isinstance(error, SandboxLost) or self._is_gone():
+            self._end(error)
+            return
+        patient = error.retryable and not self._over_there and time.monotonic() - self._failing_since < _PATIENCE_S
+        if self._failures < _TRIES or patient:
+            # Asked on another connection than the command went out on, it may not have begun yet.
+            self._line.later(min(0.004 * 2 ** min(self._failures, 10), 1.0), self._pull)
+            return
+        # What was not read is missing: readers are told how much, if the sandbox says it.
+        self._error = error
+        op = Operation(f"{self._op_id}.out", "poll_job", {"job_id": self._op_id})
+        self._connection.start(op, lambda completion: self._line.soon(lambda: self._tell_gap(completion)))
+
+    def _tell_gap(self, completion: Completion) -> None:
+        if completion.error is not None:
+            self._end(self._error)
+            return
+        ends = (int(completion.value["stdout_bytes"]), int(completion.value["stderr_bytes"]))
+        out_at, err_at = map(max, self._at, ends)
+        self._push(Output(out_at, err_at), more=False, anew=True)
+
+    def _push(self, output: Output, *, more: bool = True, anew: bool = False) -> None:
         if self._ended:
+            return
+        if output.out_at + output.err_at > _MOST_BYTES:
+            self._end(InternalError("the sandbox tells of more output than there can be", reason="bad_reply"))
             return
         try:
             pushed = self._store.push_output(
-                self._stream, output, keep_bytes=self._keep_bytes, ttl_s=self._ttl_s, anew=self._anew
+                self._stream, output, keep_bytes=self._keep_bytes, ttl_s=self._ttl_s, anew=anew
             )
         except SandfleetError as exc:
             if self._pushes_failed == 0:
                 log.warning("output.kept_back", extra={"op_id": self._op_id, "error": str(exc)})
             self._pushes_failed += 1
-            self._line.later(min(0.1 * 2 ** min(self._pushes_failed, 5), 1.0), lambda: self._push(output, more=more))
+            delay_s = min(0.1 * 2 ** min(self._pushes_failed, 5), 1.0)
+            self._line.later(delay_s, lambda: self._push(output, more=more, anew=anew))
             return
-        self._pushes_failed, self._anew = 0, False
+        self._pushes_failed = 0
         match pushed.status:
             case "ended":
                 self._end(None)
             case "gone":
                 # Redis lost the stream: it begins anew with all that the sandbox still keeps.
-                self._at, self._anew = (0, 0), True
+                self._at = (0, 0)
                 self._again()
             case _:
-                self._at = (
-                    max(pushed.out_at, output.out_at + len(output.out)),
-                    max(pushed.err_at, output.err_at + len(output.err)),
+                # Wherever Redis is: it may have lost its last entries, or have some of another follower.
+                self._at = (pushed.out_at, pushed.err_at)
+                behind = pushed.out_at < output.out_at + len(output.out) or pushed.err_at < output.err_at + len(
+                    output.err
                 )
-                if more:
+                if more or (behind and self._error is None):
                     self._again()
                 else:
-                    self._end(None)
+                    self._end(self._error)
 
     def _again(self) -> None:
         self._pausing, pause = True, self._pause
-        due_s = 0.0 if self._over_there else self._pulled_at + _BATCH_S - time.monotonic()
+        hasty = self._over_there and self._hasty_pulls > 0
+        self._hasty_pulls -= hasty
+        due_s = 0.0 if hasty else self._pulled_at + _BATCH_S - time.monotonic()
         self._line.later(max(0.0, due_s), lambda: self._go_on(pause))
 
     def _go_on(self, pause: int) -> None:
@@ -232,7 +269,11 @@ class Follower:
 
     def hurry(self) -> None:
         """The command is over: do not wait for more than there is. From any thread."""
-        self._line.soon(lambda: self._go_on(self._pause))
+        self._line.soon(self._hurry)
+
+    def _hurry(self) -> None:
+        self._over_there = True
+        self._go_on(self._pause)
 
     def _end(self, error: SandfleetError | None) -> None:
         if self._ended:

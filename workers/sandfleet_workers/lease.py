@@ -68,8 +68,8 @@ class Lease:
         self.upkeep = True
 
     def announce(self, *, again: bool = False, take_over: bool = False) -> None:
-        """Take the lease, or with ``again`` tell a store that forgot it. ``take_over``: no process has the node's id
-        but this one.
+        """Take the lease; with ``again`` the store knows this node, or it has lost its data. ``take_over``: no process
+        has the node's id but this one.
 
         Raises:
             NodeIdInUse: Another incarnation holds it; a killed one's lapses within ``lease_s``.
@@ -84,11 +84,12 @@ class Lease:
         self.upkeep = with_upkeep
         self._thread.start()
 
-    def only_renew(self) -> None:
+    def only_renew(self, *, lease_s: float | None = None) -> None:
         """The node ends its sandboxes: until they are gone nobody may take it for dead and start others on their files.
-        There is no upkeep any more, and no main loop that ticks."""
+        There is no upkeep any more, and no main loop that ticks. From now on the lease lasts ``lease_s``, if given."""
         self.upkeep = False
         self.reconnecting = True
+        self._lease_s = lease_s or self._lease_s
 
     def stop(self) -> None:
         """Stop renewing; the lease itself is left to the caller."""

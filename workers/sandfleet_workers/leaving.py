@@ -49,14 +49,18 @@ def leave(node: Node) -> None:
     if orderly:
         _wait_for_the_rest(node)  # what is being created ends as live
     ended = list(node.held.values())
+    if comes_back and _surviving(node):
+        # An engine that hangs may hold up what follows, until somebody kills this process: it is expected back even so.
+        node.lease.only_renew(lease_s=node.settings.detach_s)
+        _be_away(node)
     left = _let_go(node, comes_back=comes_back)
     node.outbox.flush()
     node.lease.stop()
     try:
         if left:
-            lease_s = node.settings.detach_s
-            node.store.set_node_state(node.node_id, NodeState.AWAY, incarnation=node.incarnation, lease_s=lease_s)
-            log.info("node.away", extra={"node_id": node.node_id, "sandboxes": len(left), "back_within_s": lease_s})
+            _be_away(node)
+            facts = {"sandboxes": len(left), "back_within_s": node.settings.detach_s}
+            log.info("node.away", extra={"node_id": node.node_id, **facts})
         else:
             told = _saved(node, ended)
             node.store.set_node_state(node.node_id, NodeState.GONE, incarnation=node.incarnation, reason=told)
@@ -65,6 +69,15 @@ def leave(node: Node) -> None:
     except StoreUnavailable as exc:
         log.warning("node.leave_failed", extra={"node_id": node.node_id, "error": str(exc)})
     node.store.close()
+
+
+def _be_away(node: Node) -> None:
+    """Away from now on, for `detach_s` at most."""
+    lease_s = node.settings.detach_s
+    try:
+        node.store.set_node_state(node.node_id, NodeState.AWAY, incarnation=node.incarnation, lease_s=lease_s)
+    except StoreUnavailable as exc:
+        log.warning("node.leave_failed", extra={"node_id": node.node_id, "error": str(exc)})
 
 
 def _saved(node: Node, ended: Sequence[Held]) -> str:

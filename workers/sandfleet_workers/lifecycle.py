@@ -250,15 +250,16 @@ class Lifecycle:
         held = node.held.get(route.sandbox_id)
         if held is not None:
             held.stopping = True
-        delete = message.args.get("delete_data") is True
-        if held is not None and delete:
+        if (delete := message.args.get("delete_data") is True) and held is not None:
             held.saved_effects = held.effects  # nothing of it is to be kept
         self.end(route)
         if delete:
             self.dirs.remove_data(message.identity)
-        node.store.stopped(route)
-        if delete:
-            self.checkpoints.forget(message.identity)
+        try:
+            if delete:  # before its place is free: the next sandbox must neither begin with them nor lose its own
+                self.checkpoints.forget(message.identity)
+        finally:
+            node.store.stopped(route)
         return {}
 
     # --- ending ------------------------------------------------------------------------------

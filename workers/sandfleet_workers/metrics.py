@@ -103,7 +103,7 @@ class _NodeGauges:
         node = self._node
         held, waiting = node.pool.counts()
         ops = GaugeMetricFamily("sandfleet_ops_held", "Operations on this node.", labels=["state"])
-        ops.add_metric(["running"], held - waiting)
+        ops.add_metric(["running"], held - waiting + node.runs.count())
         ops.add_metric(["waiting"], waiting)
         yield ops
         yield GaugeMetricFamily("sandfleet_lanes", "Lanes with an operation in them.", value=node.pool.lane_count())

@@ -12,6 +12,7 @@ from typing import Any
 
 from sandfleet.errors import SandfleetError
 from sandfleet.ids import Identity
+from sandfleet.op_args import MAX_OUTPUT_BYTES
 from sandfleet.store.base import OpView, Route
 from sandfleet.wire import OpMessage
 
@@ -40,6 +41,9 @@ def message_of(view: OpView, route: Route, identity: Identity, note: str) -> OpM
         args = {name: noted.args[name] for name in _KEPT if name in noted.args}
     elif view.kind != "execute_command":
         lanes = (f"{route.sandbox_id}/files",)
+    else:
+        # As much as it may have been asked to keep.
+        args = {"max_output_bytes": MAX_OUTPUT_BYTES}
     return OpMessage(
         op_id=view.op_id,
         kind=view.kind,

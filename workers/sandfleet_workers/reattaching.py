@@ -22,13 +22,14 @@ log = logging.getLogger("sandfleet.node")
 
 _AT_ONCE = 8
 _MOST_OPS = 100_000
-#: What a sandbox does not remember as one thing: the node's own work, and a batch, whose rest was never sent.
-_NODE_S_OWN = frozenset({"node.create", "node.destroy", "cancel", "batch", "checkpoint"})
+#: What no sandbox knows of.
+_NODE_S_OWN = frozenset({"node.create", "node.destroy", "cancel", "checkpoint"})
 
 
 def is_recallable(kind: str) -> bool:
-    """Whether a sandbox can tell later how an operation of that kind ended."""
-    return kind not in _NODE_S_OWN
+    """Whether a sandbox can tell later how an operation of that kind ended. Of a batch it can tell only whether it
+    began: the rest was never sent."""
+    return kind not in _NODE_S_OWN and kind != "batch"
 
 
 def reattach(node: Node) -> int:
@@ -53,7 +54,7 @@ def reattach(node: Node) -> int:
 
 
 def _is_of_earlier_run(node: Node, view: OpView) -> bool:
-    return view.state == "claimed" and view.incarnation != node.incarnation and is_recallable(view.kind)
+    return view.state == "claimed" and view.incarnation != node.incarnation and view.kind not in _NODE_S_OWN
 
 
 def _notes(held: Held) -> dict[str, str]:
@@ -73,11 +74,17 @@ def _take_over(node: Node, view: OpView, held: Held, note: str) -> bool:
     log.info("op.reattached", extra={"op_id": view.op_id, "sandbox_id": view.sandbox_id, "kind": view.kind})
     if view.job:
         node.runs.track(message, held, job=True)
+        node.runs.describe(view.op_id, _begun(view), view.describe, view.deadline_ms)
     elif message.args.get("background") is True:
         # It runs, and its caller has not been told.
-        reply = json.dumps({"ok": {"job_id": view.op_id, "pid": None}, "t": (0, 0, 0)})
-        node.runs.begun(message, held, reply, max(1.0, (view.deadline_ms - node.lease.now_ms()) / 1000))
+        lasts_s = max(1.0, (view.deadline_ms - node.lease.now_ms()) / 1000)
+        node.runs.begun(message, held, _begun(view), lasts_s, view.describe)
     else:
         node.pool.occupy(view.op_id, message.lanes, (view.sandbox_id,))
         node.runs.track(message, held, job=False, over=functools.partial(node.pool.vacate, view.op_id))
     return True
+
+
+def _begun(view: OpView) -> str:
+    """What the caller of a background job is told when it runs."""
+    return json.dumps({"ok": {"job_id": view.op_id, "pid": None}, "t": (0, 0, 0)})

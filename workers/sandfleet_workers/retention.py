@@ -154,8 +154,10 @@ class Retention:
     def _forget(self, data: ThreadData, running: set[str]) -> Callable[[], bool]:
         def forget() -> bool:
             aside = self._data_root / f"{TRASH}{secrets.token_hex(8)}"
+            checkpoints = self._node.lifecycle.checkpoints
             try:
-                with thread_at_rest(data.path) as holder:
+                # What is being saved is saved to its end: half of it would be the thread's newest checkpoint.
+                with checkpoints.alone(Identity(data.thread_id, data.user_id)), thread_at_rest(data.path) as holder:
                     # From here on nobody can begin; whoever began before is in the registry.
                     if self._in_use(data) or (holder is not None and holder.container in running):
                         return False
@@ -209,9 +211,10 @@ class Retention:
         self, storage: Storage, digest: str, identity: Identity, gone: Sequence[Checkpoint]
     ) -> Callable[[], bool]:
         def remove() -> bool:
-            if self._has_sandbox(identity):
-                return False
-            prune(storage, digest, {one.id for one in gone})
+            with self._node.lifecycle.checkpoints.alone(identity):
+                if self._has_sandbox(identity):
+                    return False
+                prune(storage, digest, {one.id for one in gone})
             return True
 
         return remove

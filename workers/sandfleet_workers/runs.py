@@ -12,7 +12,7 @@ from sandfleet.backends import Capability, Completion, Operation
 from sandfleet.config import INLINE_BYTES
 from sandfleet.errors import OutcomeUnknown, SandboxLost, SandfleetError, StoreUnavailable
 from sandfleet.ids import resend_id
-from sandfleet.ops import MAX_TIMEOUT_S, parse_args
+from sandfleet.ops import MAX_OUTPUT_BYTES, MAX_TIMEOUT_S, parse_args
 from sandfleet.wire import OpMessage
 from sandfleet_workers.answers import encode_reply
 from sandfleet_workers.following import Follower, Timeline
@@ -33,6 +33,7 @@ _TRIES = 6
 _KILL_S = 10.0
 _MOST_ID = 80
 _STREAM_KEPT_S = 3600.0
+_CALL_STREAM_KEPT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -43,6 +44,10 @@ class _Run:
     over: Callable[[], None]
     follower: Follower | None = None
     tries: int = 0
+    #: What `Store.job_again` is told of a job: its reply, what it is called, and when it has to be over (store time).
+    told: tuple[str, str, int] | None = None
+    #: Its output could not be read to its end.
+    unread: bool = False
 
 
 class Runs:
@@ -63,6 +68,7 @@ class Runs:
         *,
         job: bool,
         resume: bool = True,
+        begin: bool = True,
         over: Callable[[], None] = lambda: None,
     ) -> None:
         """Answer for a command that runs in a sandbox this node holds, when it ends.
@@ -73,22 +79,32 @@ class Runs:
         Args:
             job: It is a background job, whose caller has been told that it runs.
             resume: Its output stream may have been begun by an earlier incarnation.
+            begin: Begin at once.
             over: Called when it is answered.
         """
-        op_id = message.op_id
-        if op_id in self._runs:
+        if message.op_id in self._runs:
             return
         message = _sound(message)
-        run = self._runs[op_id] = _Run(message, held, job, over)
-        stream = stream_of(message)
-        if stream and held.can(Capability.JOBS):
-            run.follower = self.follower(held, op_id, stream, lambda _error: self._recall(run))
+        run = self._runs[message.op_id] = _Run(message, held, job, over)
+        if stream_of(message) and held.can(Capability.JOBS):
+            run.follower = self.follower(held, message, lambda error: self._followed(run, error))
+        if begin:
+            self._begin(run, resume=resume)
+
+    def _begin(self, run: _Run, *, resume: bool) -> None:
+        if run.follower is not None:
             run.follower.begin(resume=resume)
         else:
             self.line.soon(lambda: self._recall(run))
 
-    def follower(self, held: Held, op_id: str, stream: str, over: Callable[[SandfleetError | None], None]) -> Follower:
+    def follower(self, held: Held, message: OpMessage, over: Callable[[SandfleetError | None], None]) -> Follower:
         """One that follows a command's output; not begun yet."""
+        op_id, stream = message.op_id, stream_of(message)
+        if stream == op_id and message.args.get("background"):
+            ttl_s = MAX_TIMEOUT_S + _STREAM_KEPT_S
+        else:
+            # Should nobody end it: its caller waits no longer than this.
+            ttl_s = max(0.0, (message.deadline_ms - self._node.lease.now_ms()) / 1000) + _CALL_STREAM_KEPT_S
         return Follower(
             self.line,
             self._node.store,
@@ -96,15 +112,41 @@ class Runs:
             op_id,
             stream,
             keep_bytes=self._node.settings.output_bytes,
-            ttl_s=MAX_TIMEOUT_S + _STREAM_KEPT_S,
+            ttl_s=ttl_s,
             is_gone=lambda: self._is_gone(held),
             over=over,
         )
 
-    def begun(self, message: OpMessage, held: Held, reply: str, lasts_s: float) -> None:
-        """Tell the caller of a background job that it runs, and answer for it from now on."""
+    def begun(self, message: OpMessage, held: Held, reply: str, lasts_s: float, describe: str = "") -> None:
+        """Tell the caller of a background job that it runs, and answer for it from then on."""
+        self.track(message, held, job=True, begin=False)
+        self.describe(message.op_id, reply, describe, self._node.lease.now_ms() + int(lasts_s * 1000))
         self.line.soon(lambda: self._tell_begun(message, held, reply, lasts_s))
-        self.track(message, held, job=True, resume=False)
+
+    def describe(self, op_id: str, reply: str, describe: str, deadline_ms: int) -> None:
+        """What is told of a job should Redis lose its record: the reply of its beginning, what it is called, and when
+        it has to be over."""
+        if (run := self._runs.get(op_id)) is not None:
+            run.told = (reply, describe, deadline_ms)
+
+    def tell_again(self) -> None:
+        """Redis lost its data: tell it of the jobs that run, which keep their sandboxes from being reaped."""
+        self.line.soon(self._tell_again)
+
+    def _tell_again(self) -> None:
+        for op_id, run in list(self._runs.items()):
+            if run.told is None:
+                continue
+            reply, describe, deadline_ms = run.told
+            lasts_s = (deadline_ms - self._node.lease.now_ms()) / 1000
+            try:
+                if lasts_s > 0:
+                    self._node.store.job_again(
+                        op_id, run.held.route, reply=reply, describe=describe, lasts_s=min(lasts_s, MAX_TIMEOUT_S)
+                    )
+            except StoreUnavailable:
+                self.line.later(0.5, self._tell_again)
+                return
 
     def cancel(self, sandbox_id: str, op_id: str) -> bool:
         """Kill a command that is followed here; False if there is none of that id in the sandbox. Blocks."""
@@ -141,8 +183,15 @@ class Runs:
             self.line.later(0.5, lambda: self._tell_begun(message, held, reply, lasts_s))
             return
         if not told:
-            # It has ended already, or Redis lost its record: then its caller is told that nobody knows.
+            # Redis lost its record: its caller is told that nobody knows.
             log.info("job.not_recorded", extra={"op_id": message.op_id})
+        # Not before: who is told the end of what it does not know to run takes it for the answer to its call.
+        if (run := self._runs.get(message.op_id)) is not None:
+            self._begin(run, resume=False)
+
+    def _followed(self, run: _Run, error: SandfleetError | None) -> None:
+        run.unread = error is not None
+        self._recall(run)
 
     def _recall(self, run: _Run) -> None:
         message = run.message
@@ -164,6 +213,13 @@ class Runs:
                 run.tries += 1
                 self.line.later(min(0.1 * 2**run.tries, 2.0), lambda: self._recall(run))
                 return
+        elif run.unread:
+            # The sandbox did not tell what it wrote, and tells now how it ended: once more.
+            run.unread = False
+            run.follower = self.follower(run.held, run.message, lambda _error: self._answer(run, completion))
+            run.follower.begin(resume=True)
+            run.follower.hurry()
+            return
         self._answer(run, completion)
 
     def _is_gone(self, held: Held) -> bool:
@@ -194,6 +250,8 @@ class Runs:
         except StoreUnavailable:
             self.line.later(0.5, lambda: self._answer(run, completion))
             return
+        # A fail-over may lose it.
+        self._node.outbox.remember(message.op_id, run.held.route, outcome, payload)
         self._runs.pop(message.op_id, None)
         self._node.watch.answered(message, error, (0.0, 0.0, _run_ms(completion)), len(payload))
         run.over()
@@ -221,7 +279,7 @@ def _sound(message: OpMessage) -> OpMessage:
     try:
         parse_args(message.kind, {"command": "", **message.args})
     except SandfleetError:
-        return replace(message, args={})
+        return replace(message, args={"max_output_bytes": MAX_OUTPUT_BYTES})
     return message
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandfleet.backends import Capability, Completion, Operation
 from sandfleet.errors import Cancelled, NotSupported, SandfleetError
+from sandfleet.ops import describe
 from sandfleet.store.base import Output
 from sandfleet.wire import OpMessage
 from sandfleet_workers.answers import celery_result, encode_reply, spent_ms
@@ -116,16 +117,19 @@ class Starter:
         job.carry.stream = stream = stream_of(brief)
         follower: Follower | None = None
         if background:
-            done = self._job_begun(job, held, brief, args["timeout_s"])
+            shown = describe(message.kind, args, held.route.sandbox_id)
+            done = self._job_begun(job, held, brief, args["timeout_s"], shown)
         elif stream and held.can(Capability.JOBS):
-            done, follower = self._followed(job, held, stream, done)
+            done, follower = self._followed(held, brief, done)
         elif stream:
             done = self._shown_late(job, stream)
         held.connection.start(Operation(job.op_id, message.kind, args, content, _note(brief)), done)
         if follower is not None:
             follower.begin(resume=False)
 
-    def _job_begun(self, job: Job, held: Held, message: OpMessage, lasts_s: float) -> Callable[[Completion], None]:
+    def _job_begun(
+        self, job: Job, held: Held, message: OpMessage, lasts_s: float, shown: str
+    ) -> Callable[[Completion], None]:
         """What follows when a background job runs (or could not be started): its pool job ends, `Runs` takes over."""
         node = self._node
 
@@ -139,7 +143,7 @@ class Starter:
             reply = encode_reply(node.store, completion, message, spent_ms=spent)
             job.result = celery_result(completion, shown_only=job.request.ignore_result)
             job.shown = f"job {job.op_id[:12]}"
-            node.runs.begun(message, held, reply, lasts_s)
+            node.runs.begun(message, held, reply, lasts_s, shown)
             node.watch.answered(message, None, spent, len(reply))
             node.pool.complete(job)
             if job.cancelled:
@@ -148,7 +152,7 @@ class Starter:
         return done
 
     def _followed(
-        self, job: Job, held: Held, stream: str, done: Callable[[Completion], None]
+        self, held: Held, message: OpMessage, done: Callable[[Completion], None]
     ) -> tuple[Callable[[Completion], None], Follower]:
         """The answer waits until all output is in the stream."""
         runs, box = self._node.runs, list[Completion]()
@@ -159,7 +163,7 @@ class Starter:
             if next(halves):
                 done(box[0])
 
-        follower = runs.follower(held, job.op_id, stream, half)
+        follower = runs.follower(held, message, half)
 
         def ended(completion: Completion) -> None:
             box.append(completion)

@@ -198,6 +198,7 @@ class Upkeep:
                 log.warning("sandbox.superseded", extra={"sandbox_id": sandbox_id})
                 self._end_soon(held)
         self.to_readopt = False
+        node.runs.tell_again()
         if self._homes_due:
             self._homes_due = False
             self._lifecycle.homes.tell_soon()  # after those that run, which know better

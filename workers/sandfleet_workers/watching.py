@@ -77,7 +77,7 @@ def load_of(node: Node) -> dict[str, Any]:
     load: dict[str, Any] = {
         "at_ms": node.lease.now_ms(),
         "answers": node.watch.answers,
-        "running": held - waiting,
+        "running": held - waiting + node.runs.count(),
         "waiting": waiting,
         "load_1m": round(os.getloadavg()[0], 2),
         "cpus": os.cpu_count() or 1,

@@ -108,7 +108,7 @@ class NodeStep(bootsteps.StartStopStep):
         )
         # Before it takes anything: a node whose metrics cannot be served is told so at once.
         self.metrics = _serve_metrics(node) if settings.metrics_address else None
-        _take_lease(node.lease, settings.lease_s)
+        _take_lease(node)
         node.lease.reconnecting = True  # the consumer is about to connect for the first time
         # Images are pulled and leftovers removed meanwhile, which may take longer than a lease.
         node.lease.start(with_upkeep=False)
@@ -163,13 +163,16 @@ def _record(settings: Settings, node: Node) -> NodeRecord:
     )
 
 
-def _take_lease(lease: Lease, lease_s: float) -> None:
+def _take_lease(node: Node) -> None:
     """Announce. A predecessor on this data root has ended, for we have the lock of its id: its lease is taken over. One
     on another may have been killed a moment ago, so that is waited for once."""
-    until = time.monotonic() + lease_s + 1.0
+    until = time.monotonic() + node.settings.lease_s + 1.0
+    # A registry that does not know a node with sandboxes has lost its data: nobody else is to get their threads now.
+    again = bool(node.lifecycle.dirs.entries())
     while True:
         try:
-            return lease.announce(take_over=True)
+            node.lease.announce(again=again, take_over=True)
+            return
         except NodeIdInUse:
             if time.monotonic() > until:
                 raise

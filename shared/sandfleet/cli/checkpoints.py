@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
-from sandfleet.checkpoints import Checkpoint
+from sandfleet.checkpoints import Checkpoint, Restoration
 from sandfleet.cli.completing import complete_threads
 from sandfleet.cli.context import Cli, fleet_command, pass_cli
 from sandfleet.cli.output import age, note, printable, show_size, table
 from sandfleet.model import SandboxInfo
+from sandfleet.provider import SandboxProvider
 
-__all__ = ["COMMANDS"]
+__all__ = ["COMMANDS", "acquired", "described"]
 
 _thread = click.option(
     "--thread", "-t", required=True, metavar="T", help="Whose data.", shell_complete=complete_threads
@@ -121,6 +122,19 @@ def _info(cli: Cli, sandbox_id: str) -> SandboxInfo | None:
         return store.sandbox(sandbox_id)
 
 
+def acquired(cli: Cli, provider: SandboxProvider, thread: str, user: str | None, on_lost: str | None) -> str:
+    """The id of the thread's sandbox; if it begins with a checkpoint now, people are told."""
+    if (on_lost or provider.settings.on_lost) != "restore":
+        return provider.acquire(thread, user_id=user, on_lost=on_lost)
+    with cli.store() as store:
+        since = store.now_ms() / 1000
+        sandbox_id = provider.acquire(thread, user_id=user, on_lost=on_lost)
+        info = store.sandbox(sandbox_id)
+    if info is not None and info.restored is not None and info.created_at >= since:
+        note(f"thread {printable(thread)} begins with {described(info.restored)}")
+    return sandbox_id
+
+
 # --- telling -----------------------------------------------------------------------------------
 
 
@@ -136,7 +150,7 @@ def _show_checkpoints(found: Sequence[Checkpoint], now_s: float, thread: str) ->
     rows = [
         (
             one.id,
-            datetime.fromtimestamp(one.saved_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+            _moment(one.saved_at),
             age(now_s - one.saved_at),
             one.files,
             show_size(one.size_bytes),
@@ -162,12 +176,33 @@ def _show_restored(cli: Cli, sandbox_id: str, thread: str, user: str | None, inf
         if restored is None:
             click.echo(f"thread {thread} has sandbox {sandbox_id}")
             return
-        saved = datetime.fromtimestamp(restored.saved_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        click.echo(f"thread {thread} has sandbox {sandbox_id}, with its files as of {saved}")
+        click.echo(f"thread {thread} has sandbox {sandbox_id}, with its files as of {_moment(restored.saved_at)}")
         click.echo(f"came back: {restored.files} files, {show_size(restored.size_bytes)}")
         click.echo(f"did not:   {', '.join(map(printable, restored.missing))}")
+        for line in _doubts(restored):
+            click.echo(printable(line))
 
     cli.show(document, tell)
+
+
+def described(restored: Restoration) -> str:
+    """In one line what came back and what did not."""
+    what = f"{restored.files} files, {show_size(restored.size_bytes)}; without {', '.join(restored.missing)}"
+    told = "; ".join((what, *_doubts(restored)))
+    return printable(f"checkpoint {restored.checkpoint_id} as of {_moment(restored.saved_at)}: {told}")
+
+
+def _doubts(restored: Restoration) -> list[str]:
+    told = [f"left away when it was saved: {line}" for line in restored.skipped]
+    if not restored.consistent:
+        told.insert(0, "something was written while it was saved: files may be from different moments")
+    if restored.passed_over:
+        told.insert(0, f"newer, but of no use: {', '.join(restored.passed_over)}")
+    return told
+
+
+def _moment(saved_at: float) -> str:
+    return datetime.fromtimestamp(saved_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 COMMANDS = (snapshot, checkpoints, restore, fork)

@@ -105,10 +105,8 @@ pass_cli = click.make_pass_decorator(Cli, ensure=True)
 on_lost_option = click.option(
     "--on-lost",
     type=click.Choice(ON_LOST),
-    default=ON_LOST[0],
-    show_default=True,
     help="When the machine with the thread's files is away: wait for it, begin with its newest checkpoint, or with "
-    "nothing.",
+    "nothing.  [the setting on_lost]",
 )
 
 

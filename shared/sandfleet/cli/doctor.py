@@ -17,6 +17,7 @@ import click
 from sandfleet import control
 from sandfleet.backends import Finding, SandboxBackend
 from sandfleet.cli.context import Cli, fleet_command, pass_cli
+from sandfleet.cli.doctor_storage import checkpoint_storage
 from sandfleet.cli.output import printable, table
 from sandfleet.config import Settings
 from sandfleet.connection import check_url, redacted
@@ -77,6 +78,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield _packages()
     yield _run_root(settings.run_root)
     yield _data_root(settings.data_root, settings.min_free_bytes)
+    yield checkpoint_storage(settings)
     for name in settings.offered:
         yield from _backend(name, settings)
     yield from _docker_beside(settings)

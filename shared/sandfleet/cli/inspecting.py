@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from sandfleet.backends import shown_backend
+from sandfleet.cli.checkpoints import described
 from sandfleet.cli.completing import complete_sandboxes
 from sandfleet.cli.context import Cli, fleet_command, pass_cli
 from sandfleet.cli.output import age, printable
@@ -88,11 +89,12 @@ def _show(info: SandboxInfo, document: dict[str, Any], health: Health, uses: San
         "used": f"{age(now_s - info.used_at)} ago",
         "health": f"{health.status}: {health.detail}" if health.detail else health.status,
         "uses": _uses(uses),
+        **({"began with": described(info.restored)} if info.restored is not None else {}),
     }
     for name, value in facts.items():
         click.echo(f"{name:<10} {printable(value)}")
-    for described in document["ops"]:
-        click.echo(f"{'runs':<10} {printable(described)}")
+    for operation in document["ops"]:
+        click.echo(f"{'runs':<10} {printable(operation)}")
 
 
 def _uses(uses: SandboxMetrics) -> str:

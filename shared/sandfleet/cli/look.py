@@ -29,8 +29,8 @@ __all__ = ["COMMANDS", "op_document", "story_of"]
 def ls(cli: Cli, thread: str | None, user: str | None, node: str | None) -> None:
     """List the sandboxes: whose they are, where they live, what state they are in.
 
-    A warm one runs with nobody in it, ready for its thread. A lost one died with its node. AGENTS counts the
-    processes that hold it, OPS what waits or runs in it.
+    A warm one runs with nobody in it, ready for its thread. A lost one died by itself or with its node. AGENTS counts
+    the processes that hold it, OPS what waits or runs in it.
 
     \b
     Examples:

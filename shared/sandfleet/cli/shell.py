@@ -11,6 +11,7 @@ from collections import deque
 
 import click
 
+from sandfleet.cli.checkpoints import acquired
 from sandfleet.cli.completing import complete_jobs, complete_threads
 from sandfleet.cli.context import Cli, fleet_command, on_lost_option, pass_cli
 from sandfleet.cli.finding import job_of
@@ -46,7 +47,7 @@ _HANGUP = (signal.SIGHUP, signal.SIGTERM)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @pass_cli
 def shell(
-    cli: Cli, /, thread: str | None, user: str | None, on_lost: str, job_id: str | None, command: tuple[str, ...]
+    cli: Cli, /, thread: str | None, user: str | None, on_lost: str | None, job_id: str | None, command: tuple[str, ...]
 ) -> int:
     """Open a terminal in a thread's sandbox: a login shell, or COMMAND. It follows the size of your window.
 
@@ -72,7 +73,7 @@ def shell(
         if job_id is not None:
             return lend(job_of(cli, provider, job_id))
         assert thread is not None
-        sandbox_id = provider.acquire(thread, user_id=user, on_lost=on_lost)
+        sandbox_id = acquired(cli, provider, thread, user, on_lost)
         try:
             return lend(_begin(provider, sandbox_id, command))
         finally:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from sandfleet.cli.checkpoints import acquired
 from sandfleet.cli.completing import complete_threads
 from sandfleet.cli.context import Cli, fleet_command, on_lost_option, pass_cli, signals_as_interrupt
 from sandfleet.cli.output import note
@@ -83,7 +84,7 @@ def execute(
     with signals_as_interrupt():
         given = read_stdin() if wants_stdin else None
         with cli.provider() as provider:
-            sandbox_id = provider.acquire(thread, user_id=user, on_lost=how.pop("on_lost"))
+            sandbox_id = acquired(cli, provider, thread, user, how.pop("on_lost"))
             sandbox = provider.get(sandbox_id)
             assert sandbox is not None  # the id was just given
             line = command_of(command, as_line=how["session"] is not None)

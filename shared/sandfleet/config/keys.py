@@ -43,7 +43,7 @@ SECTIONS = {
 _PLACES: dict[str, tuple[str, ...]] = {
     "redis": ("url=redis_url", "allow_insecure=allow_insecure_redis", "prefix"),
     "sandbox": (
-        "use", "backend", "replicas", "overflow_policy", "acquire_timeout_s", "burst_limit", "max_per_user",
+        "use", "backend", "replicas", "overflow_policy", "acquire_timeout_s", "on_lost", "burst_limit", "max_per_user",
         "idle_timeout_s", "active_idle_timeout_s", "max_age_s", "lifecycle", "destroy_on_release",
         "blank_pool", "reserve_free", "command_timeout_s", "max_job_s", "output_bytes", "tmp_bytes", "nofile",
         "allow_host_bash", "mounts", "environment", "env_inherit", "env_whitelist", "env_blacklist",

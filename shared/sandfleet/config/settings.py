@@ -149,6 +149,11 @@ class Settings(BaseModel):
     start_timeout_s: float = Field(default=15.0, gt=0, description="How long the start of a sandbox may take.")
 
     acquire_timeout_s: float = Field(default=30.0, gt=0, description="How long acquire waits for a sandbox.")
+    on_lost: Literal["wait_for_home", "restore", "fresh"] = Field(
+        default="wait_for_home",
+        description="When the node with a thread's data is away: wait for it, go on elsewhere with the newest "
+        "checkpoint once it is gone, or begin with nothing. For acquires that do not say.",
+    )
     overflow_policy: Literal["wait", "reject", "burst"] = Field(
         default="wait",
         description="When every place is taken: wait in line, be refused at once, or use burst places, then wait.",

@@ -110,9 +110,10 @@ class Store(Blanks, Line, Returning, Exchange, Streams, Collecting):
         """Register this incarnation of a node, state ready, and take its lease; gives the store's time in ms.
 
         ``take_over`` says that the caller knows the earlier incarnation's process to have ended (it holds the lock of
-        the node's id): its lease is taken at once if it is of the same data root.
+        the node's id): its lease is taken at once if it is of the same data root. The live sandboxes of the earlier one
+        go on being live for `acquire` and `reserve` until `close_incarnation` is through: it may adopt them.
 
-        ``again`` says that this incarnation had announced itself before. If the store does not know it, the store
+        ``again`` says that this node had announced itself before. If the store does not know it, the store
         lost its data: for the longest lease announced, threads it knows nothing of are not placed (`reserve` says
         recovering), because their sandboxes may be about to be adopted.
 

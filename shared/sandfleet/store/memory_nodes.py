@@ -41,7 +41,8 @@ class MemoryNodes(MemorySteps, Store):
             else:
                 self._drop_blanks(node.node_id)
                 retired = known.retired if known else ""
-                self._nodes.put(node.node_id, Node(node, NodeState.READY, now, {}, retired), DAY_MS)
+                fresh = Node(node, NodeState.READY, now, {}, retired, returning=ended)
+                self._nodes.put(node.node_id, fresh, DAY_MS)
                 self._tell(node.node_id, "announced", incarnation=node.incarnation)
             self._leases.put(node.node_id, node.incarnation, ms_of(lease_s))
             self._longest_lease_ms = max(self._longest_lease_ms, ms_of(lease_s))
@@ -157,6 +158,8 @@ class MemoryNodes(MemorySteps, Store):
             lost, more_sandboxes = self._close_sandboxes(node_id, incarnation, reason, limit)
             if incarnation is None and not (more or more_sandboxes):
                 self.queues.pop(f"sandfleet.node.{node_id}", None)
+            if incarnation is not None and node is not None and not (more or more_sandboxes):
+                node.returning = False
             return Closed(closed, doubtful, tuple(lost), more or more_sandboxes)
 
     def _close_ops(self, node_id: str, kept: str | None, reason: str, limit: int) -> tuple[int, int, bool]:

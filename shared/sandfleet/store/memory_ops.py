@@ -114,7 +114,7 @@ class MemoryOps(MemorySteps, Store):
         with self._lock:
             op = self._ops.get(op_id)
             if op is None:
-                self._end_output(stream, outcome)
+                self._end_output(stream, outcome, job=True)
             if op is None or op.state in ("done", "closed"):
                 return False
             at = op.record.route
@@ -133,7 +133,7 @@ class MemoryOps(MemorySteps, Store):
                 self._ops.touch(op_id, ms_of(keep_s))
             if outcome != "ok" or not wants_errors_only(op.record.reply_to):
                 self._send(op.record.reply_to, op_id, reply)
-            self._end_output(stream, outcome)
+            self._end_output(stream, outcome, job=op.job)
             if was_busy:
                 self._use(at.sandbox_id)
                 self._settle(at)

@@ -86,6 +86,7 @@ class Node:
     load: Mapping[str, Any] = field(default_factory=dict)
     retired: str = ""
     reason: str = ""
+    returning: bool = False
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ __all__ = ["STOPPING_MS", "MemorySteps", "blank_place", "is_blank", "where"]
 LOST_MS = 600_000
 STOPPING_MS = 30_000
 KICK_MS = 1000
-OUTPUT_KEPT_MS = 3_600_000
+OUTPUT_KEPT_MS, CALL_OUTPUT_KEPT_MS = 3_600_000, 60_000
 #: States of a node in which the sandboxes it has count as live.
 SERVING = (NodeState.READY, NodeState.CORDONED, NodeState.AWAY)
 
@@ -65,9 +65,11 @@ class MemorySteps(MemoryState):
         if sandbox is None or sandbox.owner != digest:
             return None, None
         route, state = sandbox.route, sandbox.state
-        if state == SandboxState.LOST or self._leases.get(route.node_id) != route.incarnation:
+        node, holder = self._nodes.get(route.node_id), self._leases.get(route.node_id)
+        back = state == SandboxState.LIVE and node is not None and node.returning
+        expected = node.record.incarnation if back and node is not None else route.incarnation
+        if state == SandboxState.LOST or holder not in (route.incarnation, expected):
             return None, sandbox
-        node = self._nodes.get(route.node_id)
         if state == SandboxState.LIVE and (node is None or node.state not in SERVING):
             return None, sandbox
         expired = self._place_until(route.node_id, route.sandbox_id) <= self._now()
@@ -201,10 +203,10 @@ class MemorySteps(MemoryState):
         op.state, op.outcome, op.finished_ms, op.reply = "closed", code, self._now(), payload
         self._send(op.record.reply_to, op_id, payload)
         if op.job:
-            self._end_output(op_id, code)
+            self._end_output(op_id, code, job=True)
         self._settle(route)
 
-    def _end_output(self, stream: str, outcome: str) -> None:
+    def _end_output(self, stream: str, outcome: str, *, job: bool) -> None:
         """The last entry of an output stream; one that has ended stays as it is."""
         if not stream:
             return
@@ -213,7 +215,7 @@ class MemorySteps(MemoryState):
             return
         last = entries[-1] if entries else Output(0, 0)
         end = Output(last.out_at + len(last.out), last.err_at + len(last.err), end=outcome)
-        self._outputs.put(stream, [*entries, end], OUTPUT_KEPT_MS)
+        self._outputs.put(stream, [*entries, end], OUTPUT_KEPT_MS if job else CALL_OUTPUT_KEPT_MS)
         self._arrived.notify_all()
 
     def _close_not_started(self, op_id: str, op: Op, reason: str) -> None:

@@ -6,9 +6,10 @@ import time
 from dataclasses import replace
 
 from sandfleet.errors import StoreUnavailable
-from sandfleet.store.base import Output, Pushed, Route, Store, wants_errors_only
+from sandfleet.model import SandboxState
+from sandfleet.store.base import OpRecord, Output, Pushed, Route, Store, wants_errors_only
 from sandfleet.store.codec import check_reply, ms_of
-from sandfleet.store.memory_state import DAY_MS
+from sandfleet.store.memory_state import DAY_MS, Op
 from sandfleet.store.memory_steps import MemorySteps
 
 _PAGE = 16
@@ -37,16 +38,31 @@ class MemoryStreams(MemorySteps, Store):
                     self._send(client, op_id, reply)
             return True
 
+    def job_again(self, op_id: str, route: Route, *, reply: str, describe: str, lasts_s: float) -> bool:
+        check_reply(reply)
+        with self._lock:
+            sandbox = self._ours(route, SandboxState.LIVE)
+            if op_id in self._ops or sandbox is None or self._leases.get(route.node_id) != route.incarnation:
+                return False
+            now, lasts_ms = self._now(), ms_of(lasts_s)
+            record = OpRecord(op_id, "execute_command", route, sandbox.owner, now, now + lasts_ms, describe=describe)
+            op = Op(record, now, state="claimed", claimed_ms=now, reply=reply, job=True)
+            self._ops.put(op_id, op, lasts_ms + DAY_MS)
+            self._inflight[route.node_id][op_id] = None
+            self._busy[route.sandbox_id][op_id] = now + lasts_ms + _BUSY_GRACE_MS
+            self._warm[route.node_id].pop(route.sandbox_id, None)
+            return True
+
     def push_output(self, stream: str, output: Output, *, keep_bytes: int, ttl_s: float, anew: bool = False) -> Pushed:
         with self._lock:
             entries = self._outputs.get(stream) or []
             out_at, err_at = _end(entries[-1]) if entries else (0, 0)
             if entries and entries[-1].end is not None:
                 return Pushed("ended", out_at, err_at)
-            if not entries and output.out_at + output.err_at > 0 and not anew:
-                return Pushed("gone")
+            if not anew and (output.out_at > out_at or output.err_at > err_at):
+                return Pushed("ok" if entries else "gone", out_at, err_at)
             to = _end(output)
-            if sum(to) <= out_at + err_at or not (output.out or output.err):
+            if sum(to) <= out_at + err_at:
                 return Pushed("ok", out_at, err_at)
             kept = [entry for entry in [*entries, output] if sum(_end(entry)) >= sum(to) - keep_bytes]
             self._outputs.put(stream, kept, ms_of(ttl_s))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from sandfleet.store.base import Output, Pushed, Route, Store
-from sandfleet.store.codec import check_reply, ms_of
+from sandfleet.store.codec import check_reply, ms_of, route_text
 from sandfleet.store.keys import Keys
 from sandfleet.store.link import Link
 from sandfleet.store.redis_replies import Readers
 from sandfleet.store.scripts import load
 
-_STARTED, _PUSH = map(load, ("started", "push_output"))
+_STARTED, _AGAIN, _PUSH = map(load, ("started", "job_again", "push_output"))
 _PAGE = 16
 #: Nothing but the end comes after this one.
 _BEFORE_END = "9007199254740991-0"
@@ -27,6 +27,11 @@ class StreamsMixin(Store):
     def started(self, op_id: str, route: Route, *, reply: str, lasts_s: float) -> bool:
         check_reply(reply)
         return bool(self._link.run(_STARTED, op_id, route.node_id, route.incarnation, reply, ms_of(lasts_s)))
+
+    def job_again(self, op_id: str, route: Route, *, reply: str, describe: str, lasts_s: float) -> bool:
+        check_reply(reply)
+        where = (route.sandbox_id, route.node_id, route.incarnation, route_text(route))
+        return bool(self._link.run(_AGAIN, op_id, *where, describe, reply, ms_of(lasts_s)))
 
     def push_output(self, stream: str, output: Output, *, keep_bytes: int, ttl_s: float, anew: bool = False) -> Pushed:
         position = (output.out_at, output.err_at)

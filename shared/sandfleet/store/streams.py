@@ -52,12 +52,21 @@ class Streams(ABC):
         """
 
     @abstractmethod
+    def job_again(self, op_id: str, route: Route, *, reply: str, describe: str, lasts_s: float) -> bool:
+        """A background job runs whose record the store may have lost: it is there again, as if it had just `started`.
+
+        False, and nothing changes, if there is a record, or its sandbox is not live on that route of this incarnation.
+        """
+
+    @abstractmethod
     def push_output(self, stream: str, output: Output, *, keep_bytes: int, ttl_s: float, anew: bool = False) -> Pushed:
         """Append what a command wrote, and drop what is more than ``keep_bytes`` behind. The stream lives ``ttl_s``
-        more. What is in it already is left away; an empty output asks how far it goes.
+        more. What is in it already is left away, and so is what does not begin where it ends: the answer says where
+        that is, whatever was appended.
 
         Args:
-            anew: The stream may begin with this, wherever that is (otherwise: gone).
+            anew: It may begin beyond that: what lies between is missing for good. So may an empty one, which says that
+                output is missing up to there.
         """
 
     @abstractmethod

@@ -58,7 +58,7 @@ class MockSandboxProvider(SandboxProvider):
         thread_id: str | None,
         user_id: str | None,
         timeout_s: float | None,
-        on_lost: str,
+        on_lost: str | None = None,
         restore: Mapping[str, Any] | None = None,
     ) -> Steps[str]:
         identity = Identity.anonymous(user_id) if thread_id is None else Identity(thread_id, user_id)

@@ -34,6 +34,12 @@ class _Op:
     waiting: list[Done] = field(default_factory=list)
 
 
+def _batch_of(op_id: str) -> str:
+    """The batch that an op id of the form ``batch.3`` is a part of."""
+    head, _, tail = op_id.rpartition(".")
+    return head if tail.isdigit() else ""
+
+
 class MockSandbox(MockConnection):
     """A mock sandbox that remembers its commands and changes, whoever is connected to it.
 
@@ -76,9 +82,11 @@ class MockSandbox(MockConnection):
     def recall(self, op: Operation, done: Done) -> None:
         with self._told:
             known = self._ops.get(op.op_id)
-            if known is None:
+            if known is None and any(_batch_of(began) == op.op_id for began in self._ops):
+                answer: Completion | None = Completion(error=OutcomeUnknown("a part of it began", op_id=op.op_id))
+            elif known is None:
                 self._refused.add(op.op_id)
-                answer: Completion | None = Completion(error=NotStarted("it has not begun", op_id=op.op_id))
+                answer = Completion(error=NotStarted("it has not begun", op_id=op.op_id))
             else:
                 answer = known.completion
                 if answer is None:

@@ -12,14 +12,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from sandfleet.backends import Completion, Done
 from sandfleet.checkpoints import Checkpoint, Restoration
-from sandfleet.errors import CheckpointFailed, InternalError, InvalidArgument, NotSupported, SandfleetError
+from sandfleet.errors import (
+    CheckpointCorrupt,
+    CheckpointFailed,
+    InternalError,
+    NotSupported,
+    SandfleetError,
+)
 from sandfleet.ids import Identity
 from sandfleet.ops import OPS
 from sandfleet.store.base import Swept
@@ -28,6 +34,7 @@ from sandfleet_workers.checkpoints import restoring
 from sandfleet_workers.checkpoints.saving import INDEX, Policy, Request, save
 from sandfleet_workers.checkpoints.storage import Storage
 from sandfleet_workers.checkpoints.vault import Vault
+from sandfleet_workers.checkpoints.wishes import Wish
 from sandfleet_workers.holdings import Held
 from sandfleet_workers.sandbox_dirs import thread_directory
 from sandfleet_workers.slots import settle
@@ -47,22 +54,9 @@ _END_WITHIN_S = 10.0
 #: After a failure, and after one that found something changing, the next one comes so much later.
 _AGAIN_S = 60.0
 _LISTED, _SKIPPED_LISTED = 100, 5
+_SEEN = "checkpoint-storage"
 _NO_STORAGE = "there is no place for checkpoints: set checkpoints.url (SANDFLEET_CHECKPOINT_URL) on the nodes"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-@dataclass(frozen=True, slots=True)
-class _Wish:
-    """What a sandbox is to begin with.
-
-    ``checkpoint``: an id, or None for the newest. ``source``: another thread of the same user. ``required``: rather no
-    sandbox than one without it. ``replace``: whatever the thread has here.
-    """
-
-    checkpoint: str | None = None
-    source: str | None = None
-    required: bool = False
-    replace: bool = False
 
 
 class Checkpoints:
@@ -74,6 +68,7 @@ class Checkpoints:
         self._lock = threading.Lock()
         self._threads: dict[str, _InUse] = {}
         self._waiting: set[int] = set()
+        self._leaving_until = 0.0
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         #: How many were made, found unchanged, failed, restored.
         self.tally: Counter[str] = Counter()
@@ -90,7 +85,8 @@ class Checkpoints:
         url = settings.checkpoint_url or settings.container.persistent_volume
         if not url:
             return
-        self._storage = Storage(url, settings.checkpoint_options)
+        seen = settings.data_root / "nodes" / self._node.node_id / _SEEN
+        self._storage = Storage(url, settings.checkpoint_options, seen=seen)
         for number in range(_THREADS):
             name = f"sandfleet-checkpoint-{number}"
             # A storage that hangs must not keep the process from ending.
@@ -160,7 +156,7 @@ class Checkpoints:
         """Save what has changed, and wait for that a while. Never raises: what goes wrong is logged and counted."""
         if self._storage is None or held.effects == held.saved_effects or self._node.fenced:
             return
-        within_s = self._node.settings.drain_timeout_s if self._node.draining else _END_WITHIN_S
+        within_s = self._patience_s()
         over = threading.Event()
 
         def run() -> None:
@@ -174,7 +170,18 @@ class Checkpoints:
             extra = {"sandbox_id": held.route.sandbox_id, "reason": reason, "waited_s": within_s}
             log.warning("checkpoint.not_waited_for", extra=extra)
 
+    def _patience_s(self) -> float:
+        if not self._node.draining:
+            return _END_WITHIN_S
+        now = time.monotonic()
+        with self._lock:
+            # All that end with the node share its time, or a storage that hangs would hold the node for each.
+            self._leaving_until = self._leaving_until or now + self._node.settings.drain_timeout_s
+            return max(0.0, self._leaving_until - now)
+
     def _save_quietly(self, held: Held, reason: str) -> None:
+        if held.effects == held.saved_effects:
+            return  # by another one that was in line, or it is to be kept no more
         try:
             self._save(held, reason)
         except SandfleetError as exc:
@@ -196,7 +203,7 @@ class Checkpoints:
         policy = Policy(settings.checkpoint_max_bytes, settings.checkpoint_keep)
         user_data = self._directory(held.identity)
         try:
-            with self._alone(held.identity), closing(_Opened(user_data)) as top:
+            with self.alone(held.identity), closing(_Opened(user_data)) as top:
                 made, new = save(top.fd, vault, request, policy, user_data.parent / INDEX)
         except OSError as exc:
             self.tally["failed"] += 1
@@ -253,7 +260,7 @@ class Checkpoints:
             CheckpointFailed: Something of it may be there still.
         """
         if self._storage is not None:
-            with self._alone(identity):
+            with self.alone(identity):
                 self._vault(identity).remove()
 
     # --- restoring ---------------------------------------------------------------------------
@@ -270,7 +277,8 @@ class Checkpoints:
         """Bring back what the creation asks for, before its sandbox starts; None when that is nothing.
 
         Args:
-            take: Called before anything is touched: nobody works on the thread's data after that.
+            take: Called before anything is touched, and again before anything is replaced: nobody works on the thread's
+                data after that.
 
         Raises:
             NoCheckpoint, CheckpointCorrupt, CheckpointFailed: It cannot be had.
@@ -284,34 +292,46 @@ class Checkpoints:
         thread_dir = self._directory(identity).parent
         try:
             settle(thread_dir)
+            if wish.empty:
+                take()
+                restoring.set_aside(thread_dir)
+                return None
             if not wish.replace and restoring.has_data(thread_dir):
                 return None
             source = identity if wish.source is None else Identity(wish.source, identity.user_id)
-            return self._restored(source, wish, thread_dir, take)
+            with self.alone(identity):  # what was here is saved to its end
+                return self._restored(source, wish, thread_dir, take)
         except OSError as exc:
             raise InternalError(f"the thread's directory cannot be looked at: {exc}") from exc
 
-    def _restored(
-        self, source: Identity, wish: _Wish, thread_dir: Path, take: Callable[[], None]
-    ) -> Restoration | None:
-        vault = self._vault(source)
-        manifest = restoring.choose(vault, wish.checkpoint, required=wish.required)
-        if manifest is None:
-            return None
-        take()
-        settings, began = self._node.settings, time.monotonic()
-        restoring.restore(
-            vault,
-            manifest,
-            thread_dir,
-            max_bytes=settings.checkpoint_max_bytes,
-            min_free_bytes=settings.min_free_bytes,
-        )
+    def _restored(self, source: Identity, wish: Wish, thread_dir: Path, take: Callable[[], None]) -> Restoration | None:
+        vault, settings, began = self._vault(source), self._node.settings, time.monotonic()
+        passed_over: list[str] = []
+        while True:
+            manifest = restoring.choose(vault, wish.checkpoint, required=wish.required, passed_over=passed_over)
+            if manifest is None:
+                return None
+            take()
+            try:
+                restoring.restore(
+                    vault,
+                    manifest,
+                    thread_dir,
+                    max_bytes=settings.checkpoint_max_bytes,
+                    min_free_bytes=settings.min_free_bytes,
+                    still_ours=take,
+                )
+                break
+            except CheckpointCorrupt as exc:
+                if wish.checkpoint is not None:
+                    raise
+                log.error("checkpoint.unusable", extra={"checkpoint_id": manifest.name.id, "error": str(exc)})
+                passed_over.append(manifest.name.id)
         self.tally["restored"] += 1
         told = manifest.summary()
         facts = {"thread_id": source.thread_id, "checkpoint_id": told.id, "files": told.files}
         log.info("checkpoint.restored", extra={**facts, "took_s": round(time.monotonic() - began, 3)})
-        return Restoration(told.id, told.saved_at, told.files, told.size_bytes)
+        return Restoration.of(told, passed_over=passed_over)
 
     def began_with(self, held: Held, restored: Restoration | None) -> None:
         """A sandbox begins with what `restore` gave: if that was something, it is the thread's newest state now, and
@@ -320,21 +340,12 @@ class Checkpoints:
         if restored is not None:
             held.effects += 1
             self.save_soon(held, "restored")
+        elif self._storage is not None and _has_data(self._directory(held.identity).parent):
+            held.effects += 1  # whoever had it before may have died before it was saved
 
-    def _wish(self, args: Mapping[str, Any]) -> _Wish | None:
-        asked = args.get("restore")
-        if asked is None:
-            return _Wish() if self._storage is not None and self._wanted_on_start else None
-        if not isinstance(asked, Mapping):
-            raise InvalidArgument("field restore must be an object")
-        checkpoint, source = asked.get("checkpoint"), asked.get("from")
-        if checkpoint is None:
-            return None  # to begin with nothing was asked for outright
-        if not isinstance(checkpoint, str) or not (source is None or isinstance(source, str)):
-            raise InvalidArgument("fields checkpoint and from of restore must be text")
-        wanted = None if checkpoint == "latest" else checkpoint
-        wish = _Wish(wanted, source, asked.get("required") is True, asked.get("replace") is True)
-        if self._storage is None:
+    def _wish(self, args: Mapping[str, Any]) -> Wish | None:
+        wish = Wish.of(args, on_start=self._storage is not None and self._wanted_on_start)
+        if wish is not None and self._storage is None and not wish.empty:
             if wish.required:
                 raise NotSupported(_NO_STORAGE, reason="no_checkpoints")
             return None
@@ -351,8 +362,8 @@ class Checkpoints:
         return thread_directory(self._node.settings.data_root, identity)
 
     @contextmanager
-    def _alone(self, identity: Identity) -> Iterator[None]:
-        """One at a time for each thread."""
+    def alone(self, identity: Identity) -> Iterator[None]:
+        """Nothing else of the thread is saved, restored or removed on this node while this lasts."""
         digest = identity.digest
         with self._lock:
             in_use = self._threads.setdefault(digest, _InUse())
@@ -365,6 +376,13 @@ class Checkpoints:
                 in_use.count -= 1
                 if not in_use.count:
                     del self._threads[digest]
+
+
+def _has_data(thread_dir: Path) -> bool:
+    try:
+        return restoring.has_data(thread_dir)
+    except OSError:
+        return True
 
 
 class _InUse:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ __all__ = [
     "LINK",
     "MAX_ENTRIES",
     "MAX_MANIFEST_BYTES",
+    "MAX_PATHS_BYTES",
     "MAX_PATH_BYTES",
     "MAX_PIECES",
     "PIECE_BYTES",
@@ -48,6 +49,8 @@ PIECE_BYTES = 8 * 1024 * 1024
 MAX_ENTRIES = 500_000
 MAX_PIECES = 1_000_000
 MAX_PATH_BYTES = 4096
+#: Of all paths together: a few deep directories full of empty ones would otherwise cost gigabytes, and hours to enter.
+MAX_PATHS_BYTES = 64 * 1024 * 1024
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 #: The head and the summary together are shorter.
 HEAD_BYTES = 64 * 1024
@@ -131,9 +134,13 @@ class Manifest:
         """Bytes of the files, without holes."""
         return sum(piece.size for entry in self.entries for piece in entry.pieces if piece.digest)
 
+    def pieces(self) -> Iterator[Piece]:
+        """Every part of a file that has an object; an object may be that of several."""
+        return (piece for entry in self.entries for piece in entry.pieces if piece.digest)
+
     def digests(self) -> set[str]:
         """Every object that it needs."""
-        return {piece.digest for entry in self.entries for piece in entry.pieces if piece.digest}
+        return {piece.digest for piece in self.pieces()}
 
     def summary(self) -> Checkpoint:
         """What a caller is told of it."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass
 
 from sandfleet.checkpoints import Checkpoint
 from sandfleet.errors import CheckpointCorrupt, NoCheckpoint
 from sandfleet.ids import Identity
+from sandfleet_workers.checkpoints.manifest import ManifestName
 from sandfleet_workers.checkpoints.storage import Storage
 from sandfleet_workers.checkpoints.vault import Vault, vaults
 
@@ -44,25 +45,42 @@ def saved_threads(storage: Storage) -> Iterator[Saved]:
 
 
 def prune(storage: Storage, digest: str, ids: Collection[str]) -> None:
-    """Remove checkpoints of a thread, and at once the objects that no other one needs; with the last one, its place.
+    """Remove checkpoints of a thread, and at once the objects that only they needed; with the last one, its place.
 
-    Nobody may save anything of the thread meanwhile: it has no sandbox, or its node holds it back.
+    Somebody may be saving the thread meanwhile, as a node does whose sandbox has just ended: objects that no manifest
+    names yet may be his, and stay.
 
     Raises:
+        CheckpointCorrupt: None of those that would stay is whole; nothing was removed.
         CheckpointFailed: Not all of it is gone.
     """
     vault = Vault(storage, digest)
-    vault.drop(name for name in vault.names() if name.id in ids)
-    needed, left = set[str](), 0
-    for name in vault.names():
-        try:
-            needed |= vault.load(name).digests()
-            left += 1
-        except NoCheckpoint:
-            continue
-        except CheckpointCorrupt as exc:
-            log.warning("checkpoint.unusable", extra={"checkpoint_id": name.id, "error": str(exc)})
-    if left:
-        vault.sweep(object_digest for object_digest in vault.objects() if object_digest not in needed)
-    else:
+    stay = [name for name, _ in vault.checkpoints() if name.id not in ids]
+    if not stay:
         vault.remove()
+        return
+    if not _has_whole(vault, stay):
+        raise CheckpointCorrupt("none of the checkpoints that would stay is whole", digest=digest)
+    gone = [name for name in vault.names() if name.id in ids]
+    unneeded = set[str]().union(*(_needed(vault, name) for name in gone))
+    vault.drop(gone)
+    # Those that are there now, one that was made meanwhile among them.
+    for name in vault.names():
+        unneeded -= _needed(vault, name)
+    vault.sweep(unneeded)
+
+
+def _has_whole(vault: Vault, names: Collection[ManifestName]) -> bool:
+    stored = vault.objects()
+    return any(_needed(vault, name, none=frozenset({""})) <= stored.keys() for name in names)
+
+
+def _needed(vault: Vault, name: ManifestName, *, none: Set[str] = frozenset()) -> Set[str]:
+    """The objects that a manifest names; ``none`` of one that is not whole."""
+    try:
+        return vault.load(name).digests()
+    except NoCheckpoint:
+        return none
+    except CheckpointCorrupt as exc:
+        log.warning("checkpoint.unusable", extra={"checkpoint_id": name.id, "error": str(exc)})
+        return none

@@ -21,6 +21,7 @@ from sandfleet_workers.checkpoints.manifest import (
     LINK,
     MAX_ENTRIES,
     MAX_PATH_BYTES,
+    MAX_PATHS_BYTES,
     MAX_PIECES,
     PIECE_BYTES,
     Entry,
@@ -104,7 +105,7 @@ class _Reader:
     def walk(self, told: bool = True) -> Iterator[tuple[str, str, int, os.stat_result]]:
         """Each entry as path, name, open directory (good until the next one) and status; directories come before what
         is in them."""
-        todo, count = [""], 0
+        todo, count, path_bytes = [""], 0, 0
         while todo:
             path = todo.pop()
             try:
@@ -124,7 +125,11 @@ class _Reader:
                     count += 1
                     if count > MAX_ENTRIES:
                         raise _too_large(f"there are more than {MAX_ENTRIES} files and directories")
-                    if len(os.fsencode(below)) > MAX_PATH_BYTES:
+                    length = len(os.fsencode(below))
+                    path_bytes += length
+                    if path_bytes > MAX_PATHS_BYTES:
+                        raise _too_large("the paths of its files and directories are too long together")
+                    if length > MAX_PATH_BYTES:
                         self.skip(below[:100] + "…", "its path is too long", told)
                         continue
                     try:

@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import islice
@@ -27,7 +27,7 @@ from sandfleet_workers.backends.local_dirs import CHILDREN
 from sandfleet_workers.checkpoints.manifest import DIRECTORY, FILE, Entry, Manifest, Piece
 from sandfleet_workers.checkpoints.vault import Vault
 
-__all__ = ["choose", "clear_unfinished", "has_data", "restore"]
+__all__ = ["choose", "clear_unfinished", "has_data", "restore", "set_aside"]
 
 log = logging.getLogger("sandfleet.node")
 
@@ -45,15 +45,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # --- which one ---------------------------------------------------------------------------------
 
 
-def choose(vault: Vault, wanted: str | None, *, required: bool = True) -> Manifest | None:
+def choose(
+    vault: Vault, wanted: str | None, *, required: bool = True, passed_over: list[str] | None = None
+) -> Manifest | None:
     """The checkpoint of that id, or the newest one that is whole; None if nothing was saved and none is required.
+
+    Args:
+        passed_over: Ids of those that turned out to be of no use; each that does so here is added.
 
     Raises:
         NoCheckpoint: There is none, or not that one, and it is required.
         CheckpointCorrupt: It cannot be used; of the newest: none can.
         CheckpointFailed: The storage does not tell.
     """
-    names = vault.names()
+    names, unusable = vault.names(), passed_over if passed_over is not None else []
     if wanted is not None:
         names = [name for name in names if name.id == wanted]
     if not names and not required:
@@ -64,6 +69,8 @@ def choose(vault: Vault, wanted: str | None, *, required: bool = True) -> Manife
     stored: dict[str, int] | None = None
     last: CheckpointError | None = None
     for name in names:
+        if name.id in unusable:
+            continue
         try:
             manifest = vault.load(name)
             if wanted is None:
@@ -73,10 +80,13 @@ def choose(vault: Vault, wanted: str | None, *, required: bool = True) -> Manife
             return manifest
         except (CheckpointCorrupt, NoCheckpoint) as exc:
             log.error("checkpoint.unusable", extra={"checkpoint_id": name.id, "error": str(exc)})
+            unusable.append(name.id)
             last = exc
     if wanted is not None and last is not None:
         raise last
-    raise CheckpointCorrupt(f"none of the {len(names)} checkpoints of the thread is whole; the oldest: {last}")
+    raise CheckpointCorrupt(
+        f"none of the {len(names)} checkpoints of the thread is whole; the oldest: {last or unusable[-1]}"
+    )
 
 
 def _check_there(manifest: Manifest, stored: dict[str, int]) -> None:
@@ -113,6 +123,18 @@ def has_data(thread_dir: Path) -> bool:
     return False
 
 
+def set_aside(thread_dir: Path) -> None:
+    """What the thread has here is not its data any more; it stays beside it until the thread's data goes.
+
+    Raises:
+        OSError: It is where it was.
+    """
+    if has_data(thread_dir):
+        name = f".earlier-{secrets.token_hex(8)}"
+        (thread_dir / _USER_DATA).rename(thread_dir / name)
+        log.warning("checkpoint.data_set_aside", extra={"path": str(thread_dir / name)})
+
+
 def clear_unfinished(thread_dir: Path) -> None:
     """Remove what a restoration left that did not get to its end."""
     with suppress(FileNotFoundError):
@@ -121,10 +143,22 @@ def clear_unfinished(thread_dir: Path) -> None:
                 remove_tree(thread_dir / name, ignore_errors=True)
 
 
-def restore(vault: Vault, manifest: Manifest, thread_dir: Path, *, max_bytes: int, min_free_bytes: int) -> None:
+def restore(
+    vault: Vault,
+    manifest: Manifest,
+    thread_dir: Path,
+    *,
+    max_bytes: int,
+    min_free_bytes: int,
+    still_ours: Callable[[], None] = lambda: None,
+) -> None:
     """Make ``thread_dir``'s user-data what the checkpoint says; what was there is replaced.
 
     Nobody may work in the thread's directories meanwhile.
+
+    Args:
+        still_ours: Called when all is there and before anything is replaced: reading took its time, and the thread may
+            have a newer owner by now. What it raises is raised.
 
     Raises:
         CheckpointCorrupt: An object is not what was saved, or the manifest holds what it must not.
@@ -156,6 +190,7 @@ def restore(vault: Vault, manifest: Manifest, thread_dir: Path, *, max_bytes: in
             top = os.open(fresh, _DIRECTORY, dir_fd=thread)
             held.callback(os.close, top)
             _Extraction(vault, top).run(manifest.entries)
+            still_ours()
             _take_place(fresh, thread)
     except OSError as exc:
         reason = {errno.ENOSPC: "disk", errno.EDQUOT: "disk", errno.EFBIG: "disk"}.get(exc.errno or 0, "data_unusable")

@@ -110,7 +110,7 @@ def save(top: int, vault: Vault, request: Request, policy: Policy, index_path: P
     index = Index.read(index_path)
     names, stored = vault.names(), vault.objects()
     parent = _newest_whole(vault, names)
-    there = {digest for digest in parent.digests() if digest in stored} if parent is not None else set()
+    there = set() if parent is None else {one.digest for one in parent.pieces() if stored.get(one.digest) == one.size}
     known = {path: one for path, one in index.known.items() if _is_stored(one.pieces, there)}
     uploads = _Uploads(vault, there)
     tree = read_tree(

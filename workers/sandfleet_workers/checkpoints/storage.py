@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import secrets
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sandfleet.errors import CheckpointFailed, ConfigError, SandfleetError
@@ -38,14 +40,19 @@ class Storage:
         url: As fsspec takes it: ``s3://bucket/prefix``, ``file:///srv/checkpoints``, a path.
         options: fsspec's options for that kind of storage.
         timeout_s: How long one call may take.
+        seen: A file of this machine that remembers that the storage was there: a file system that was not mounted again
+            after a restart must not be taken for an empty storage.
 
     Raises:
         ConfigError: fsspec or what it needs for this URL is not installed, or the options are wrong.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any] | None = None, *, timeout_s: float = 120.0) -> None:
+    def __init__(
+        self, url: str, options: Mapping[str, Any] | None = None, *, timeout_s: float = 120.0, seen: Path | None = None
+    ) -> None:
         self._timeout_s = timeout_s
         self._stuck = 0
+        self._seen = seen
         self._is_marked = False
         self._turns = threading.Semaphore(_AT_ONCE)
         self.shown = without_credentials(url).partition("?")[0]
@@ -69,6 +76,10 @@ class Storage:
         kinds = {self._fs.protocol} if isinstance(self._fs.protocol, str) else set(self._fs.protocol)
         self._is_local = "file" in kinds
         self._renames = kinds.isdisjoint(_WHOLE_OR_NOT)
+        self._called = hashlib.sha256(f"{sorted(kinds)} {self._root}".encode()).hexdigest()
+        if seen is not None:
+            with contextlib.suppress(OSError):
+                self._is_marked = seen.read_text() == self._called
 
     # --- what is done there ------------------------------------------------------------------
 
@@ -199,13 +210,23 @@ class Storage:
         """
         marker = self._at(_MARKER)
         if self._call("look", lambda: bool(self._fs.exists(marker))):
-            self._is_marked = True
+            self._remember()
         elif self._is_marked:
             text = f"what was in the storage {self.shown} is not there any more; see that it is mounted"
+            if self._seen is not None:
+                text += f" (if it was emptied on purpose: remove {self._seen} and restart the node)"
             raise CheckpointFailed(text, reason="storage", retry_after_s=5.0)
         else:
             self.write(_MARKER, b"Checkpoints of sandfleet: one folder for each thread.\n")
-            self._is_marked = True
+            self._remember()
+
+    def _remember(self) -> None:
+        if not self._is_marked and self._seen is not None:
+            try:
+                self._seen.write_text(self._called)
+            except OSError as exc:
+                log.warning("checkpoint.storage_not_remembered", extra={"path": str(self._seen), "error": str(exc)})
+        self._is_marked = True
 
     def _write(self, path: str, data: bytes) -> None:
         if not self._renames:

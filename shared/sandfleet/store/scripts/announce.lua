@@ -16,7 +16,9 @@ call('HSET', key, 'incarnation', A[2], unpack(A, 6))
 if not same then
   drop_blanks(A[1])
   call('HSET', key, 'state', 'ready', 'started', ms)
-  call('HDEL', key, 'load', 'reason')
+  call('HDEL', key, 'load', 'reason', 'returning')
+  -- Until it has closed the earlier one, that one's sandboxes may yet be its own (see `thread_state`).
+  if A[5] ~= '' and A[5] == n[4] then call('HSET', key, 'returning', A[2]) end
   story(A[1], ms, 'announced', text('incarnation', A[2]))
 end
 call('PEXPIRE', key, DAY)

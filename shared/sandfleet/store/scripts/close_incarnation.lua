@@ -64,6 +64,7 @@ for _, sid in ipairs(call('ZRANGE', P .. 'places:' .. node, 0, -1)) do
     end
   end
 end
+if kept ~= '' and not more then call('HDEL', key, 'returning') end
 -- All of it is answered, so what still lies in the dead node's queue is waste that nobody would ever take.
 if kept == '' and not more then call('DEL', 'sandfleet.node.' .. node) end
 return { closed, doubtful, more and 1 or 0, lost }

@@ -4,9 +4,9 @@
 -- Returns 1, or 0 when it was answered before, is unknown or is claimed by somebody else (with 7: by anybody).
 --@use time route reply output line use
 local op = P .. 'op:' .. A[1]
-local o = call('HMGET', op, 'state', 'route', 'reply_to', 'effect')
+local o = call('HMGET', op, 'state', 'route', 'reply_to', 'effect', 'job')
 if not o[1] then
-  end_output(A[8], A[4])
+  end_output(A[8], A[4], true)
   return 0
 end
 local sid, node, inc = split(o[2])
@@ -26,7 +26,7 @@ else
 end
 -- A client that starts with "!" wants errors only.
 if A[4] ~= 'ok' or string.byte(o[3]) ~= 33 then reply(o[3], A[1], A[5]) end
-end_output(A[8], A[4])
+end_output(A[8], A[4], o[5])
 if was_busy == 1 then
   call('HSET', P .. 'sandbox:' .. sid, 'used', ms)
   settle(sid, o[2], ms)

@@ -6,7 +6,7 @@ local function close_op(op_id, route, client, ms, code, message, facts)
   call('ZREM', P .. 'busy:' .. sid, op_id)
   call('HSET', P .. 'op:' .. op_id, 'state', 'closed', 'outcome', code, 'finished', ms, 'reply', payload)
   reply(client, op_id, payload)
-  if call('HGET', P .. 'op:' .. op_id, 'job') then end_output(op_id, code) end
+  if call('HGET', P .. 'op:' .. op_id, 'job') then end_output(op_id, code, true) end
   settle(sid, route, ms)
 end
 

@@ -44,7 +44,13 @@ local function thread_state(digest, ms)
   if sb[1] ~= digest then return nil end
   local state, route = sb[2], sb[3]
   local _, node, inc = split(route)
-  if state == 'lost' or call('GET', P .. 'lease:' .. node) ~= inc then return nil, sid, route, node end
+  if state == 'lost' then return nil, sid, route, node end
+  local holder = call('GET', P .. 'lease:' .. node)
+  if holder ~= inc then
+    -- Its node is back and about to say what it still has: to place the thread anew would end what runs there.
+    local back = state == 'live' and holder and call('HGET', P .. 'node:' .. node, 'returning') == holder
+    if not back then return nil, sid, route, node end
+  end
   if state == 'live' then
     local ns = call('HGET', P .. 'node:' .. node, 'state')
     if ns ~= 'ready' and ns ~= 'cordoned' and ns ~= 'away' then state = nil end
