@@ -36,7 +36,7 @@ def live(root, **container):
         held = world.backend._holding.get(dies.sandbox_id)
         print("sees the process", held.vital.pidfd >= 0)
         world.backend.create(ends)
-        world.backend._engine.api.kill(held.container)
+        world.backend._engine.api.kill(held.ticket.container)
         wait_for(lambda: world.deaths, "a report of the death")
         print("deaths", world.deaths == [(dies.sandbox_id, "killed by SIGKILL")])
         print("other", world.backend.probe(ends.sandbox_id) is Liveness.ALIVE)
