@@ -12,7 +12,7 @@ import pytest
 
 from sandfleet.backends import Capability, Completion, Connection, Operation
 from sandfleet.config import INLINE_BYTES, Settings
-from sandfleet.errors import JobNotFound, OutcomeUnknown, StoreUnavailable
+from sandfleet.errors import JobNotFound, OutcomeUnknown, SandboxLost, StoreUnavailable
 from sandfleet.ids import Identity, resend_id
 from sandfleet.model import SandboxSpec
 from sandfleet.ops import MAX_OUTPUT_BYTES
@@ -241,8 +241,18 @@ def test_a_job_whose_sandbox_ends_is_told_so(how: str) -> None:
         world.node.held[world.route.sandbox_id] = replace(world.held)
     world.runs._recall(world.runs._runs["op"])
     world.settle()
-    assert (world.view().state, world.view().outcome) == ("done", "sandbox_lost")
-    assert world.stream()[-1].end == "sandbox_lost"
+    assert (world.view().state, world.view().outcome) == ("done", "outcome_unknown")
+    assert world.stream()[-1].end == "outcome_unknown"
+
+
+def test_a_command_that_ran_in_a_sandbox_that_died_is_not_told_to_be_repeatable() -> None:
+    """Callers repeat what met a lost sandbox, for that says that it never began."""
+    world = World()
+    world.runs.track(world.message, world.held, job=False)
+    world.settle()
+    world.sandbox.end(Completion(error=SandboxLost("the sandbox is dead", reason="dead")))
+    world.settle()
+    assert (world.view().state, world.view().outcome) == ("done", "outcome_unknown")
 
 
 def test_what_nobody_can_tell_is_said_so() -> None:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from sandfleet.backends import Capability, Completion, Operation
 from sandfleet.config import INLINE_BYTES
-from sandfleet.errors import OutcomeUnknown, SandboxLost, SandfleetError, StoreUnavailable
+from sandfleet.errors import (
+    OutcomeUnknown,
+    SandboxLost,
+    SandboxNotFound,
+    SandboxStopping,
+    SandfleetError,
+    StoreUnavailable,
+)
 from sandfleet.ids import resend_id
 from sandfleet.ops import MAX_OUTPUT_BYTES, MAX_TIMEOUT_S, parse_args
 from sandfleet.wire import OpMessage
@@ -34,6 +41,7 @@ _KILL_S = 10.0
 _MOST_ID = 80
 _STREAM_KEPT_S = 3600.0
 _CALL_STREAM_KEPT_S = 60.0
+_GONE = (SandboxLost, SandboxNotFound, SandboxStopping)
 
 
 @dataclass(slots=True)
@@ -207,7 +215,7 @@ class Runs:
         if self._runs.get(run.message.op_id) is not run:
             return
         if (error := completion.error) is not None:
-            if self._is_gone(run.held):
+            if self._is_gone(run.held) or isinstance(error, _GONE):
                 completion = Completion(error=_gone(run.message))
             elif run.tries < _TRIES and _may_pass(error):
                 run.tries += 1
@@ -283,9 +291,11 @@ def _sound(message: OpMessage) -> OpMessage:
     return message
 
 
-def _gone(message: OpMessage) -> SandboxLost:
+def _gone(message: OpMessage) -> OutcomeUnknown:
+    """It began, so it is not told like a sandbox that was gone before: callers repeat that."""
     sandbox_id = message.route.sandbox_id
-    return SandboxLost(f"sandbox {sandbox_id} ended while the command ran", op_id=message.op_id, sandbox_id=sandbox_id)
+    why = f"sandbox {sandbox_id} ended while {message.kind} ran"
+    return OutcomeUnknown(why, reason="sandbox_lost", op_id=message.op_id, sandbox_id=sandbox_id)
 
 
 def _run_ms(completion: Completion) -> float:
