@@ -129,11 +129,12 @@ def test_what_a_killed_node_left_is_removed_by_its_neighbour_and_by_itself() -> 
                 sandbox.run("true")
             again = sandbox_of(provider, "orphan")
             assert again.read_file("/mnt/user-data/workspace/kept") == "mine"
-            # The other way round: a node that comes back clears up after itself.
-            wait_until(lambda: bool(containers(stack, other)), 60)
+            # The other way round: a node that comes back takes its sandboxes back, and clears up the rest after itself.
+            wait_until(lambda: len(containers(stack, other)) == 2, 60)
             left = set(containers(stack, other))
             stack.kill_node(other)
             stack.start_node(other)
-            wait_until(lambda: not left & set(containers(stack, other)), 60)
+            wait_until(lambda: len(left & set(containers(stack, other))) == 1, 60)
+            assert again.run("cat kept").stdout == "mine"
         stack.stop()
         assert containers(stack) == []
