@@ -361,6 +361,30 @@ def test_what_a_thread_has_here_is_kept_unless_it_is_to_be_replaced(world: World
     assert os.listdir(world.files()) == ["file"]
 
 
+def test_an_earlier_home_that_a_registry_takes_for_the_threads_does_not_give_it_older_files(world: World) -> None:
+    first = world.reserved()
+    assert world.run("node.create", first).error is None
+    world.change(first, "older")
+    world.life.end_and_tell(first)
+    world.saved()
+    earlier = world.files().parent.parent
+    shutil.copytree(earlier, aside := earlier.with_name("earlier"))
+    then = world.reserved()
+    assert world.run("node.create", then).error is None
+    world.change(then, "newer")
+    world.life.end_and_tell(then)
+    world.saved()
+    # Its home goes; the machine it came from is back, and Redis has lost its data.
+    shutil.rmtree(earlier)
+    aside.rename(earlier)
+    route = world.reserved()
+    assert world.run("node.create", route, restore={"checkpoint": "latest"}).error is None
+    assert (world.files() / "file").read_text() == "newer"
+    info = world.store.sandbox(route.sandbox_id)
+    assert info is not None
+    assert info.restored is not None
+
+
 def test_a_fresh_start_does_not_begin_with_what_an_earlier_home_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,8 +123,7 @@ class Creating:
             SandfleetError: It does not run, and nothing of it is left.
         """
         route, identity = message.route, message.identity
-        if outlives(backend):
-            self._dirs.hold(identity, route.epoch, spec.backend, self._end_last)
+        self._dirs.hold(identity, route.epoch, spec.backend, self._end_last)
         user_data = self._dirs.user_data(identity)
         made_at_s = boot_s()
         plan = SandboxPlan(

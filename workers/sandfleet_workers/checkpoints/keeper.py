@@ -296,7 +296,7 @@ class Checkpoints:
                 take()
                 restoring.set_aside(thread_dir)
                 return None
-            if not wish.replace and restoring.has_data(thread_dir):
+            if not wish.replace and restoring.stands(self._vault(identity), thread_dir):
                 return None
             source = identity if wish.source is None else Identity(wish.source, identity.user_id)
             with self.alone(identity):  # what was here is saved to its end

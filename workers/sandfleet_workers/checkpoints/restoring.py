@@ -26,8 +26,9 @@ from sandfleet.trees import remove_tree, remove_tree_at
 from sandfleet_workers.backends.local_dirs import CHILDREN
 from sandfleet_workers.checkpoints.manifest import DIRECTORY, FILE, Entry, Manifest, Piece
 from sandfleet_workers.checkpoints.vault import Vault
+from sandfleet_workers.holders import last_epoch
 
-__all__ = ["choose", "clear_unfinished", "has_data", "restore", "set_aside"]
+__all__ = ["choose", "clear_unfinished", "has_data", "restore", "set_aside", "stands"]
 
 log = logging.getLogger("sandfleet.node")
 
@@ -121,6 +122,27 @@ def has_data(thread_dir: Path) -> bool:
                 if next(found, None) is not None:
                     return True
     return False
+
+
+def stands(vault: Vault, thread_dir: Path) -> bool:
+    """Whether the thread has data here that no checkpoint of a later owner has overtaken. A registry that lost its data
+    may take an earlier home for the thread's; a storage that does not tell says nothing against what is here.
+
+    Raises:
+        OSError: The thread's directory cannot be looked at.
+    """
+    if not has_data(thread_dir):
+        return False
+    here = last_epoch(thread_dir)
+    try:
+        saved = next((name.epoch for name in vault.names()), 0)
+    except CheckpointError as exc:
+        log.warning("checkpoint.not_compared", extra={"path": str(thread_dir), "error": str(exc)})
+        return True
+    if here and saved > here:
+        log.warning("checkpoint.data_overtaken", extra={"path": str(thread_dir), "epoch": here, "saved_epoch": saved})
+        return False
+    return True
 
 
 def set_aside(thread_dir: Path) -> None:
