@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -176,7 +177,7 @@ def test_an_address_that_is_taken_ends_the_node_with_what_to_do(measured: Stack)
 @pytest.mark.slow
 def test_on_one_machine_every_process_has_a_port_of_its_own() -> None:
     require("redis")
-    port = free_port()
+    port = wait_until(_two_free_ports, 10)
     with Stack(1, backend="mock", metrics_address=f"127.0.0.1:{port}") as stack:
         assert "sandfleet_line_length" in scrape(f"127.0.0.1:{port}")
         assert address_of(stack, "node-1") == f"127.0.0.1:{port + 1}"
@@ -184,6 +185,17 @@ def test_on_one_machine_every_process_has_a_port_of_its_own() -> None:
         wait_until(lambda: _status(f"127.0.0.1:{port}", "/metrics") == 503, 10)
         wait_until(lambda: _status(f"127.0.0.1:{port + 1}", "/healthz") == 503, 20)
         assert _status(f"127.0.0.1:{port + 1}", "/metrics") == 200, "what the node counted needs no Redis"
+
+
+def _two_free_ports() -> int | None:
+    """A free port whose neighbour is free too; None: look again."""
+    port = free_port()
+    with socket.socket() as neighbour:
+        try:
+            neighbour.bind(("127.0.0.1", port + 1))
+        except OSError:
+            return None
+    return port
 
 
 def _status(address: str, path: str) -> int:
