@@ -55,6 +55,7 @@ class JobRules(ReturnRules):
         assert not (stranger and answers[0])
         if answers[0]:
             self.ops.append((op_id, identity, pair))
+            self.told_again.add(op_id)
         self.both(lambda w, _: (view := w.store.op(op_id)) and (view.job, view.state, view.kind, view.describe))
 
     @precondition(lambda self: self.ops)
