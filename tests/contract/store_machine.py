@@ -397,6 +397,7 @@ class TwoStores(JobRules):
         for world in self.worlds:
             answers = Counter(op_id for op_id, _ in world.replies())
             for op_id, _, _ in self.ops:
-                assert (view := world.store.op(op_id)) is not None
+                view = world.store.op(op_id)
+                assert view is not None
                 answered = view.state in ("done", "closed") or view.job
                 assert answers[op_id] == (answered and op_id not in self.told_again), (op_id, view)
