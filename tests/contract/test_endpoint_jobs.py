@@ -18,6 +18,8 @@ from sandfleet_workers.endpoint import EndpointConnection
 from tests.contract.endpoint_served import Sandboxd, op, sockets_of
 from tests.services import wait_until
 
+pytestmark = pytest.mark.slow  # `make check` runs it; `make test` has three minutes
+
 KIB = 1024
 
 

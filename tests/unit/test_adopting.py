@@ -33,6 +33,8 @@ from sandfleet_workers.sandbox_dirs import thread_directory
 from sandfleet_workers.worker import _take_lease
 from tests.services import wait_until
 
+pytestmark = pytest.mark.slow  # `make check` runs it; `make test` has three minutes
+
 ALICE = Identity("alice")
 DATA_ID = "0123456789abcdef" * 2
 SPEC = SandboxSpec(backend="mock")

@@ -234,6 +234,7 @@ def both(tree: dict[str, bytes]) -> Iterator[tuple[str, MemoryFiles]]:
         yield top, files
 
 
+@pytest.mark.slow  # half a minute
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
     TREE.map(fits),
