@@ -57,10 +57,6 @@ def _heavy(work: Callable[[], None]) -> None:
     _heavy_pool.submit(work)
 
 
-def _makes_no_sense(error: SandfleetError) -> bool:
-    return error.facts.get("reason") == "bad_reply"
-
-
 class Call:
     """One operation on its way: its steps, and what is known about the request that is out."""
 
